@@ -1,0 +1,144 @@
+/* The public C interface: status, dtypes, tensors, context, memory, files and tokenizer. ops.h has the operators.
+ *
+ * LuaJIT reads this text too (lines that start with # dropped), so constants are enums and comments are
+ * the documentation. Sizes are int64_t and count elements unless the name ends in `bytes`.
+ */
+#ifndef LIGER_H
+#define LIGER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#pragma GCC visibility push(default)
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum lg_status {
+    LG_OK = 0,
+    LG_EINVAL,       /* an argument, shape or dtype is wrong */
+    LG_ENOMEM,       /* no memory */
+    LG_EIO,          /* a file cannot be opened, read or written */
+    LG_EFORMAT,      /* a file's content is wrong */
+    LG_ENUMERIC,     /* NaN or Inf where a finite number is needed */
+    LG_EUNSUPPORTED, /* a known thing that this backend or build does not do */
+    LG_EDEVICE,      /* the device failed; later calls fail the same way */
+} lg_status;
+
+typedef enum lg_dtype { LG_F32 = 0, LG_BF16, LG_F16, LG_F64, LG_I32, LG_I64, LG_U8, LG_NUM_DTYPES } lg_dtype;
+
+enum { LG_MAX_DIMS = 4, LG_CPU = -1 };
+
+typedef struct lg_context lg_context;
+
+/* A view of memory that its creator owns; the library keeps no pointer to it. Strides count elements; the last
+ * dimension is dense. A scalar has ndim 0. */
+typedef struct lg_tensor {
+    void *data;
+    int64_t shape[LG_MAX_DIMS];
+    int64_t stride[LG_MAX_DIMS];
+    int32_t ndim;
+    int32_t dtype;
+    int32_t device; /* LG_CPU or a CUDA ordinal */
+} lg_tensor;
+
+/* Counters of a context; doubles, so that Lua reads plain numbers. */
+typedef struct lg_stats {
+    double live_bytes;     /* handed out and not given back */
+    double peak_bytes;     /* the largest live_bytes since the last lg_stats_reset_peak */
+    double reserved_bytes; /* live and parked */
+    double scratch_bytes;  /* the ops' own working memory */
+    double gemm_rows;      /* rows that went through the matrix products of linear and linear_logprob */
+} lg_stats;
+
+/* ---- context ---- */
+
+/* A context on a device; NULL when out of memory. Not thread safe: one thread at a time uses a context. */
+lg_context *lg_context_open(int32_t device);
+void lg_context_close(lg_context *ctx);
+/* The text of the last failure; valid until the next call. */
+const char *lg_error(const lg_context *ctx);
+/* Number of CPU threads; 0 asks for all cores. */
+lg_status lg_context_set_threads(lg_context *ctx, int64_t threads);
+int64_t lg_context_threads(const lg_context *ctx);
+lg_stats *lg_context_stats(lg_context *ctx);
+void lg_stats_reset_peak(lg_context *ctx);
+/* Hash of the headers that the library was built from; the Lua side refuses to load another. */
+uint64_t lg_abi_hash(void);
+
+/* ---- memory ---- */
+
+/* 64-byte aligned memory, not initialised; NULL when there is none. */
+void *lg_alloc(lg_context *ctx, int64_t bytes);
+/* Gives a block back. NULL is allowed. The context must still be open. Never fails: it is a finalizer. */
+void lg_free(void *data);
+/* Parked blocks stay allocated and stop counting as live: a cache above this library recycles them. */
+void lg_park(void *data);
+void lg_unpark(void *data);
+
+int64_t lg_dtype_bytes(int32_t dtype);
+const char *lg_dtype_name(int32_t dtype);
+
+/* ---- random numbers: Philox 4x32-10, cuRAND's stream ---- */
+
+/* What curand_init(seed, subsequence, offset) followed by curand() gives, `n` words: key = seed, counter =
+ * (offset / 4, subsequence), low words first, starting at word offset % 4. */
+void lg_philox(uint64_t seed, uint64_t subsequence, uint64_t offset, int64_t n, uint32_t *words);
+
+/* ---- files ---- */
+
+/* A tensor file, mapped: safetensors or GGUF by its content. Names and data live until lg_file_close. */
+typedef struct lg_file lg_file;
+
+typedef struct lg_file_tensor {
+    const char *name;
+    const void *data;
+    int64_t data_bytes;
+    int64_t shape[8]; /* outermost dimension first, also for GGUF */
+    int32_t ndim;
+    int32_t dtype;    /* an lg_dtype, or -1 when the element type is a quantised one */
+    const char *type; /* the file's own name of the element type: "F32", "Q8_0" */
+} lg_file_tensor;
+
+/* Opens and checks the whole directory of the file before returning. On failure *file is NULL and lg_error says
+ * which check failed, with the path. */
+lg_status lg_file_open(lg_context *ctx, const char *path, lg_file **file);
+void lg_file_close(lg_file *file);
+int64_t lg_file_num_tensors(const lg_file *file);
+/* The tensor at `index` (file order), or NULL out of range. */
+const lg_file_tensor *lg_file_tensor_at(const lg_file *file, int64_t index);
+/* Copies or dequantises tensor `index` into `y`, a dense tensor of the same number of elements, f32 or bf16 or f16 or f64,
+ * or the file's own dtype. */
+lg_status lg_file_read(lg_context *ctx, const lg_file *file, int64_t index, lg_tensor *y);
+/* Metadata as one JSON object: a safetensors file's __metadata__, or all of GGUF's key-value pairs. Owned by the file. */
+const char *lg_file_metadata(const lg_file *file, int64_t *bytes);
+
+/* Writes a safetensors file: `n` dense tensors under `names`, `metadata` a JSON object of strings or NULL. The file is
+ * written beside `path`, synced and renamed: it is there in whole or not at all. */
+lg_status lg_safetensors_write(lg_context *ctx, const char *path, const char *const *names,
+                               const lg_tensor *const *tensors, int64_t n, const char *metadata);
+
+/* ---- tokenizer: byte-level and byte-fallback BPE ---- */
+
+typedef struct lg_tokenizer lg_tokenizer;
+
+/* A description in JSON (the shape of Hugging Face's tokenizer.json); see tokenizer.c for what is read. */
+lg_status lg_tokenizer_open(lg_context *ctx, const char *json, int64_t bytes, lg_tokenizer **tokenizer);
+void lg_tokenizer_close(lg_tokenizer *tokenizer);
+/* Encodes UTF-8 text. Special and added tokens in the text become their ids. Writes at most `capacity` ids and puts the
+ * number needed into *n; call again with more room when *n > capacity. */
+lg_status lg_tokenizer_encode(lg_context *ctx, lg_tokenizer *tokenizer, const char *text, int64_t bytes,
+                              int32_t *ids, int64_t capacity, int64_t *n);
+/* Decodes ids to bytes (UTF-8 with U+FFFD where bytes are no valid text); the same two-call protocol. */
+lg_status lg_tokenizer_decode(lg_context *ctx, lg_tokenizer *tokenizer, const int32_t *ids, int64_t n,
+                              bool skip_special, char *text, int64_t capacity, int64_t *bytes);
+int64_t lg_tokenizer_vocab(const lg_tokenizer *tokenizer);
+/* The id of a token's exact text, or -1. */
+int32_t lg_tokenizer_id(const lg_tokenizer *tokenizer, const char *token);
+
+#ifdef __cplusplus
+}
+#endif
+#pragma GCC visibility pop
+#endif
