@@ -1,4 +1,4 @@
 std = "luajit"
 max_line_length = 100
-exclude_files = { "build/**" }
-files["spec"] = { std = "luajit+busted" }
+exclude_files = { "build" }
+files["spec"] = { std = "+busted" }
