@@ -101,6 +101,13 @@ static unsigned char cancel_line(EditLine *el, int ch) {
     return CC_EOF;
 }
 
+/* libedit's own handler puts the terminal right on the way out and back. */
+static unsigned char suspend(EditLine *el, int ch) {
+    (void)el, (void)ch;
+    kill(0, SIGTSTP);
+    return CC_NORM;
+}
+
 static bool is_word(char c) {
     return c == '_' || c == '.' || c == ':' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
            (c >= 'A' && c <= 'Z');
@@ -177,14 +184,16 @@ static bool open_editor(editor *e, lua_State *L) {
     el_set(e->el, EL_HIST, history, e->history);
     el_set(e->el, EL_ADDFN, "liger-complete", "complete a name", complete_word);
     el_set(e->el, EL_ADDFN, "liger-cancel", "give the line up", cancel_line);
+    el_set(e->el, EL_ADDFN, "liger-suspend", "suspend the program", suspend);
     el_source(e->el, NULL);
     el_set(e->el, EL_BIND, "^I", "liger-complete", NULL);
     el_set(e->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_set(e->el, EL_BIND, "\\e[1;5C", "em-next-word", NULL);
     el_set(e->el, EL_BIND, "\\e[1;5D", "ed-prev-word", NULL);
-    /* Ctrl-C is a key while a line is edited, so that it can clear the line. */
-    el_set(e->el, EL_SETTY, "-d", "intr=", NULL);
+    /* Ctrl-C is a key while a line is edited, so that it can clear the line; Ctrl-Z with it. */
+    el_set(e->el, EL_SETTY, "-d", "-isig", NULL);
     el_set(e->el, EL_BIND, "^C", "liger-cancel", NULL);
+    el_set(e->el, EL_BIND, "^Z", "liger-suspend", NULL);
     return true;
 }
 
