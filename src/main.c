@@ -54,7 +54,7 @@ static bool find_place(place *p) {
     if (!parent(self)) return false;
     if (exists(self, "../share/liger/lua/liger")) {
         return parent(self) && join(p->data, self, "share/liger") &&
-               join(p->gen, self, "share/liger/gen") && join(p->library, self, "lib/libliger.so");
+               join(p->gen, self, "share/liger") && join(p->library, self, "lib/libliger.so");
     }
     if (!join(p->gen, self, "gen") || !join(p->library, self, "libliger.so")) return false;
     while (!exists(self, "lua/liger")) {

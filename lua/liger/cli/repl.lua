@@ -129,10 +129,10 @@ end
 -- A chunk from text whose values follow one to drop; or nil, message, whether more input may mend
 -- it. The nil in front keeps a call from being a tail call, which would lose its place in errors.
 local function compile(text, env)
-  local chunk, why_no_value = loadstring("return nil, " .. text, "=repl")
+  local chunk, why_no_value = loadstring("return nil, " .. text, "@repl")
   if chunk then return setfenv(chunk, env) end
   local message
-  chunk, message = loadstring(text, "=repl")
+  chunk, message = loadstring(text, "@repl")
   if chunk then return setfenv(chunk, env) end
   return nil, message, unfinished(message) or unfinished(why_no_value)
 end
