@@ -93,11 +93,11 @@ typedef struct lg_file lg_file;
 
 typedef struct lg_file_tensor {
     const char *name;
-    const void *data;
+    const void *data; /* at any alignment */
     int64_t data_bytes;
     int64_t shape[8]; /* outermost dimension first, also for GGUF */
     int32_t ndim;
-    int32_t dtype;    /* an lg_dtype, or -1 when the element type is a quantised one */
+    int32_t dtype;    /* an lg_dtype, or -1: quantised, or a type that the library does not have */
     const char *type; /* the file's own name of the element type: "F32", "Q8_0" */
 } lg_file_tensor;
 
@@ -108,10 +108,11 @@ void lg_file_close(lg_file *file);
 int64_t lg_file_num_tensors(const lg_file *file);
 /* The tensor at `index` (file order), or NULL out of range. */
 const lg_file_tensor *lg_file_tensor_at(const lg_file *file, int64_t index);
-/* Copies or dequantises tensor `index` into `y`, a dense tensor of the same number of elements, f32 or bf16 or f16 or f64,
- * or the file's own dtype. */
+/* Copies or dequantises tensor `index` into `y`, a dense CPU tensor of the same number of elements, f32 or bf16 or f16 or
+ * f64 (rounded to nearest even), or the file's own dtype. LG_EUNSUPPORTED when the element type cannot be read. */
 lg_status lg_file_read(lg_context *ctx, const lg_file *file, int64_t index, lg_tensor *y);
-/* Metadata as one JSON object: a safetensors file's __metadata__, or all of GGUF's key-value pairs. Owned by the file. */
+/* Metadata as one JSON object: a safetensors file's __metadata__, or all of GGUF's key-value pairs. Owned by the file,
+ * ends in NUL. From GGUF: a byte that is no valid UTF-8 is written as \u00XX, NaN and infinities as null. */
 const char *lg_file_metadata(const lg_file *file, int64_t *bytes);
 
 /* Writes a safetensors file: `n` dense tensors under `names`, `metadata` a JSON object of strings or NULL. The file is
@@ -123,19 +124,62 @@ lg_status lg_safetensors_write(lg_context *ctx, const char *path, const char *co
 
 typedef struct lg_tokenizer lg_tokenizer;
 
-/* A description in JSON (the shape of Hugging Face's tokenizer.json); see tokenizer.c for what is read. */
+/* A description in JSON (the shape of Hugging Face's tokenizer.json); see tokenizer.c for what is read. A tokenizer is
+ * used by one thread at a time. */
 lg_status lg_tokenizer_open(lg_context *ctx, const char *json, int64_t bytes, lg_tokenizer **tokenizer);
 void lg_tokenizer_close(lg_tokenizer *tokenizer);
-/* Encodes UTF-8 text. Special and added tokens in the text become their ids. Writes at most `capacity` ids and puts the
- * number needed into *n; call again with more room when *n > capacity. */
-lg_status lg_tokenizer_encode(lg_context *ctx, lg_tokenizer *tokenizer, const char *text, int64_t bytes,
+/* Encodes UTF-8 text. Special and added tokens in the text become their ids; `special` adds the description's own ids
+ * around the text (its post-processor: BOS, EOS). Bytes that are no UTF-8 are encoded as they are where the vocabulary has
+ * bytes, and as unknown elsewhere. Writes at most `capacity` ids and puts the number needed into *n; call again with more
+ * room when *n > capacity. */
+lg_status lg_tokenizer_encode(lg_context *ctx, lg_tokenizer *tokenizer, const char *text, int64_t bytes, bool special,
                               int32_t *ids, int64_t capacity, int64_t *n);
-/* Decodes ids to bytes (UTF-8 with U+FFFD where bytes are no valid text); the same two-call protocol. */
+/* Decodes ids to bytes (UTF-8 with U+FFFD where bytes are no valid text); the same two-call protocol. An id without a
+ * token (models pad their vocabulary) decodes to nothing; a negative one is LG_EINVAL. */
 lg_status lg_tokenizer_decode(lg_context *ctx, lg_tokenizer *tokenizer, const int32_t *ids, int64_t n,
                               bool skip_special, char *text, int64_t capacity, int64_t *bytes);
+/* The largest id plus one. */
 int64_t lg_tokenizer_vocab(const lg_tokenizer *tokenizer);
 /* The id of a token's exact text, or -1. */
 int32_t lg_tokenizer_id(const lg_tokenizer *tokenizer, const char *token);
+/* The text of token `id` as the vocabulary spells it (not decoded), or NULL; valid until the tokenizer is closed. */
+const char *lg_tokenizer_token(const lg_tokenizer *tokenizer, int32_t id, int64_t *bytes);
+
+/* ---- system ---- */
+
+/* Functions that can fail return 0 or an errno value. */
+const char *lg_sys_error(int32_t error);
+
+/* Seconds on a clock that never goes back. */
+double lg_sys_time(void);
+bool lg_sys_isatty(int32_t fd);
+/* Width of the terminal in characters, 80 where there is none. */
+int32_t lg_sys_columns(void);
+
+typedef struct lg_sys_info {
+    double bytes;
+    double mtime; /* seconds since 1970 */
+    bool is_folder;
+} lg_sys_info;
+
+int32_t lg_sys_stat(const char *path, lg_sys_info *info);
+/* Makes a folder and those above it; a folder that is there already is no error. */
+int32_t lg_sys_make_folders(const char *path);
+/* Waits until a file, or a folder's list of names, is on the disk. */
+int32_t lg_sys_sync(const char *path);
+
+typedef struct lg_sys_folder lg_sys_folder;
+
+/* Reads a folder's names in no order, "." and ".." left out; open gives NULL where it cannot be read. A name lives until
+ * the next call, NULL ends. */
+lg_sys_folder *lg_sys_folder_open(const char *path);
+const char *lg_sys_folder_next(lg_sys_folder *folder);
+void lg_sys_folder_close(lg_sys_folder *folder);
+
+/* From here on the first SIGINT only sets the flag and a second one ends the process with status 130; `false` gives SIGINT
+ * its usual meaning back. Both clear the flag. */
+void lg_sys_catch_interrupt(bool on);
+bool lg_sys_interrupted(void);
 
 #ifdef __cplusplus
 }
