@@ -14,7 +14,8 @@
 
 static lg_status map_file(lg_context *ctx, lg_file *file) {
     int fd = open(file->path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return lg_fail(ctx, LG_EIO, "%s: cannot be opened: %s", file->path, strerror(errno));
+    if (fd < 0)
+        return lg_fail(ctx, LG_EIO, "%s: cannot be opened: %s", file->path, strerror(errno));
     struct stat info;
     lg_status status = LG_OK;
     if (fstat(fd, &info) != 0) {
@@ -22,7 +23,8 @@ static lg_status map_file(lg_context *ctx, lg_file *file) {
     } else if (!S_ISREG(info.st_mode)) {
         status = lg_fail(ctx, LG_EIO, "%s: is no regular file, wanted a tensor file", file->path);
     } else if (info.st_size < 8) {
-        status = lg_fail(ctx, LG_EFORMAT, "%s: file is %lld bytes, wanted at least 8", file->path, (long long)info.st_size);
+        status = lg_fail(ctx, LG_EFORMAT, "%s: file is %lld bytes, wanted at least 8", file->path,
+                         (long long)info.st_size);
     } else {
         void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (map == MAP_FAILED) {
@@ -87,7 +89,8 @@ bool lg_shape_elements(const int64_t *shape, int32_t ndim, int64_t *n) {
 }
 
 int lg_file_by_place(const void *a, const void *b) {
-    const lg_file_tensor *x = *(const lg_file_tensor *const *)a, *y = *(const lg_file_tensor *const *)b;
+    const lg_file_tensor *x = *(const lg_file_tensor *const *)a,
+                         *y = *(const lg_file_tensor *const *)b;
     if (x->data != y->data) return (const char *)x->data < (const char *)y->data ? -1 : 1;
     return x->data_bytes < y->data_bytes ? -1 : x->data_bytes > y->data_bytes;
 }
@@ -134,7 +137,8 @@ static uint16_t bf16_of_float(float f) {
 static uint16_t f16_of_float(float f) {
     uint32_t bits = bits_of_float(f), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
     if (magnitude > 0x7F800000) return (uint16_t)(sign | 0x7E00 | (magnitude >> 13 & 0x3FF));
-    if (magnitude >= 0x477FF000) return (uint16_t)(sign | 0x7C00); /* 65520 and more round to infinity */
+    if (magnitude >= 0x477FF000)
+        return (uint16_t)(sign | 0x7C00); /* 65520 and more round to infinity */
     if (magnitude < 0x38800000) {
         /* Subnormal: adding 0.5 puts the last place of the result at 2^-24, and the adder rounds. */
         return (uint16_t)(sign | (bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3F000000));
@@ -151,19 +155,21 @@ static float float_of_double_odd(double d) {
 }
 
 /* Loaders: `n` elements at `s`, whole blocks for the quantised types. */
-typedef void (*load_fn)(const unsigned char *s, int64_t n, float *out);
+typedef void (*load_fn)(const unsigned char *restrict s, int64_t n, float *restrict out);
 
-static void load_f32(const unsigned char *s, int64_t n, float *out) { memcpy(out, s, (size_t)n * sizeof *out); }
+static void load_f32(const unsigned char *restrict s, int64_t n, float *restrict out) {
+    memcpy(out, s, (size_t)n * sizeof *out);
+}
 
-static void load_bf16(const unsigned char *s, int64_t n, float *out) {
+static void load_bf16(const unsigned char *restrict s, int64_t n, float *restrict out) {
     for (int64_t i = 0; i < n; i++) out[i] = float_of_bits((uint32_t)load_u16(s + 2 * i) << 16);
 }
 
-static void load_f16(const unsigned char *s, int64_t n, float *out) {
+static void load_f16(const unsigned char *restrict s, int64_t n, float *restrict out) {
     for (int64_t i = 0; i < n; i++) out[i] = float_of_f16(load_u16(s + 2 * i));
 }
 
-static void load_f64(const unsigned char *s, int64_t n, float *out) {
+static void load_f64(const unsigned char *restrict s, int64_t n, float *restrict out) {
     for (int64_t i = 0; i < n; i++) {
         double d;
         memcpy(&d, s + 8 * i, sizeof d);
@@ -171,7 +177,7 @@ static void load_f64(const unsigned char *s, int64_t n, float *out) {
     }
 }
 
-static void load_f64_odd(const unsigned char *s, int64_t n, float *out) {
+static void load_f64_odd(const unsigned char *restrict s, int64_t n, float *restrict out) {
     for (int64_t i = 0; i < n; i++) {
         double d;
         memcpy(&d, s + 8 * i, sizeof d);
@@ -180,7 +186,7 @@ static void load_f64_odd(const unsigned char *s, int64_t n, float *out) {
 }
 
 /* f16 scale, 32 signed bytes. */
-static void load_q8_0(const unsigned char *s, int64_t n, float *out) {
+static void load_q8_0(const unsigned char *restrict s, int64_t n, float *restrict out) {
     for (; n > 0; n -= BLOCK, s += 34, out += BLOCK) {
         float scale = float_of_f16(load_u16(s));
         for (int i = 0; i < BLOCK; i++) out[i] = scale * (float)(int8_t)s[2 + i];
@@ -188,7 +194,7 @@ static void load_q8_0(const unsigned char *s, int64_t n, float *out) {
 }
 
 /* f16 scale, 16 bytes: elements 0 to 15 in the low halves, 16 to 31 in the high ones; 8 is zero. */
-static void load_q4_0(const unsigned char *s, int64_t n, float *out) {
+static void load_q4_0(const unsigned char *restrict s, int64_t n, float *restrict out) {
     for (; n > 0; n -= BLOCK, s += 18, out += BLOCK) {
         float scale = float_of_f16(load_u16(s));
         for (int i = 0; i < BLOCK / 2; i++) {
@@ -199,7 +205,7 @@ static void load_q4_0(const unsigned char *s, int64_t n, float *out) {
 }
 
 /* f16 scale, f16 minimum, 16 bytes as in Q4_0. */
-static void load_q4_1(const unsigned char *s, int64_t n, float *out) {
+static void load_q4_1(const unsigned char *restrict s, int64_t n, float *restrict out) {
     for (; n > 0; n -= BLOCK, s += 20, out += BLOCK) {
         float scale = float_of_f16(load_u16(s)), minimum = float_of_f16(load_u16(s + 2));
         for (int i = 0; i < BLOCK / 2; i++) {
@@ -217,8 +223,9 @@ typedef struct reader {
 } reader;
 
 static const reader readers[] = {
-    {"F32", 1, 4, load_f32},       {"BF16", 1, 2, load_bf16},      {"F16", 1, 2, load_f16},       {"F64", 1, 8, load_f64},
-    {"Q8_0", BLOCK, 34, load_q8_0}, {"Q4_0", BLOCK, 18, load_q4_0}, {"Q4_1", BLOCK, 20, load_q4_1},
+    {"F32", 1, 4, load_f32},        {"BF16", 1, 2, load_bf16},      {"F16", 1, 2, load_f16},
+    {"F64", 1, 8, load_f64},        {"Q8_0", BLOCK, 34, load_q8_0}, {"Q4_0", BLOCK, 18, load_q4_0},
+    {"Q4_1", BLOCK, 20, load_q4_1},
 };
 
 static void store(const float *x, int64_t n, int32_t dtype, char *y, int64_t at) {
@@ -234,15 +241,13 @@ static void store(const float *x, int64_t n, int32_t dtype, char *y, int64_t at)
     }
 }
 
-static void convert(const lg_file_tensor *t, const reader *r, load_fn load, int64_t n, int threads, lg_tensor *y) {
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (n > 64 * RUN)
-#endif
+/* One thread: the loops run at the speed of memory, and a run stays in the first cache. */
+static void convert(const lg_file_tensor *t, const reader *r, load_fn load, int64_t n,
+                    lg_tensor *y) {
+    float x[RUN];
     for (int64_t at = 0; at < n; at += RUN) {
         int64_t count = n - at < RUN ? n - at : RUN;
         const unsigned char *s = (const unsigned char *)t->data + at / r->block * r->block_bytes;
-        float x[RUN];
         if (y->dtype == LG_F32) {
             load(s, count, (float *)y->data + at);
         } else {
@@ -265,16 +270,20 @@ static bool is_dense(const lg_tensor *y) {
 
 lg_status lg_file_read(lg_context *ctx, const lg_file *file, int64_t index, lg_tensor *y) {
     const lg_file_tensor *t = lg_file_tensor_at(file, index);
-    if (!t) return lg_fail(ctx, LG_EINVAL, "%s: tensor index is %lld, wanted 0 to %lld", file->path, (long long)index,
-                           (long long)file->n - 1);
+    if (!t)
+        return lg_fail(ctx, LG_EINVAL, "%s: tensor index is %lld, wanted 0 to %lld", file->path,
+                       (long long)index, (long long)file->n - 1);
     if (y->device != LG_CPU)
-        return lg_fail(ctx, LG_EINVAL, "%s: the tensor to read %s into is on device %d, wanted the CPU", file->path, t->name,
-                       (int)y->device);
+        return lg_fail(ctx, LG_EINVAL,
+                       "%s: the tensor to read %s into is on device %d, wanted the CPU", file->path,
+                       t->name, (int)y->device);
     int64_t n, wanted;
     if (y->ndim < 0 || y->ndim > LG_MAX_DIMS || !lg_shape_elements(y->shape, y->ndim, &n) ||
         !lg_shape_elements(t->shape, t->ndim, &wanted) || n != wanted || (n > 0 && !is_dense(y)))
-        return lg_fail(ctx, LG_EINVAL, "%s: the tensor to read %s into has another number of elements or is not dense",
-                       file->path, t->name);
+        return lg_fail(
+            ctx, LG_EINVAL,
+            "%s: the tensor to read %s into has another number of elements or is not dense",
+            file->path, t->name);
     if (n == 0) return LG_OK;
     if (y->dtype == t->dtype) {
         memcpy(y->data, t->data, (size_t)t->data_bytes);
@@ -283,11 +292,13 @@ lg_status lg_file_read(lg_context *ctx, const lg_file *file, int64_t index, lg_t
     const reader *r = NULL;
     for (size_t i = 0; i < sizeof readers / sizeof *readers; i++)
         if (strcmp(readers[i].type, t->type) == 0) r = &readers[i];
-    bool floating = y->dtype == LG_F32 || y->dtype == LG_BF16 || y->dtype == LG_F16 || y->dtype == LG_F64;
+    bool floating =
+        y->dtype == LG_F32 || y->dtype == LG_BF16 || y->dtype == LG_F16 || y->dtype == LG_F64;
     if (!r || !floating)
-        return lg_fail(ctx, LG_EUNSUPPORTED, "%s: tensor %s is %s, wanted a type that can be read as %s", file->path, t->name,
-                       t->type, dtype_name(y->dtype));
+        return lg_fail(ctx, LG_EUNSUPPORTED,
+                       "%s: tensor %s is %s, wanted a type that can be read as %s", file->path,
+                       t->name, t->type, dtype_name(y->dtype));
     bool odd = t->dtype == LG_F64 && y->dtype != LG_F32;
-    convert(t, r, odd ? load_f64_odd : r->load, n, (int)lg_context_threads(ctx), y);
+    convert(t, r, odd ? load_f64_odd : r->load, n, y);
     return LG_OK;
 }

@@ -14,24 +14,30 @@ static const struct element {
     int32_t dtype;
     int block, bytes;
 } elements[] = {
-    [0] = {"F32", LG_F32, 1, 4},       [1] = {"F16", LG_F16, 1, 2},       [2] = {"Q4_0", -1, 32, 18},
-    [3] = {"Q4_1", -1, 32, 20},        [6] = {"Q5_0", -1, 32, 22},        [7] = {"Q5_1", -1, 32, 24},
-    [8] = {"Q8_0", -1, 32, 34},        [9] = {"Q8_1", -1, 32, 36},        [10] = {"Q2_K", -1, 256, 84},
-    [11] = {"Q3_K", -1, 256, 110},     [12] = {"Q4_K", -1, 256, 144},     [13] = {"Q5_K", -1, 256, 176},
-    [14] = {"Q6_K", -1, 256, 210},     [15] = {"Q8_K", -1, 256, 292},     [16] = {"IQ2_XXS", -1, 256, 66},
-    [17] = {"IQ2_XS", -1, 256, 74},    [18] = {"IQ3_XXS", -1, 256, 98},   [19] = {"IQ1_S", -1, 256, 50},
-    [20] = {"IQ4_NL", -1, 32, 18},     [21] = {"IQ3_S", -1, 256, 110},    [22] = {"IQ2_S", -1, 256, 82},
-    [23] = {"IQ4_XS", -1, 256, 136},   [24] = {"I8", -1, 1, 1},           [25] = {"I16", -1, 1, 2},
-    [26] = {"I32", LG_I32, 1, 4},      [27] = {"I64", LG_I64, 1, 8},      [28] = {"F64", LG_F64, 1, 8},
-    [29] = {"IQ1_M", -1, 256, 56},     [30] = {"BF16", LG_BF16, 1, 2},    [34] = {"TQ1_0", -1, 256, 54},
-    [35] = {"TQ2_0", -1, 256, 66},     [39] = {"MXFP4", -1, 32, 17},
+    [0] = {"F32", LG_F32, 1, 4},     [1] = {"F16", LG_F16, 1, 2},
+    [2] = {"Q4_0", -1, 32, 18},      [3] = {"Q4_1", -1, 32, 20},
+    [6] = {"Q5_0", -1, 32, 22},      [7] = {"Q5_1", -1, 32, 24},
+    [8] = {"Q8_0", -1, 32, 34},      [9] = {"Q8_1", -1, 32, 36},
+    [10] = {"Q2_K", -1, 256, 84},    [11] = {"Q3_K", -1, 256, 110},
+    [12] = {"Q4_K", -1, 256, 144},   [13] = {"Q5_K", -1, 256, 176},
+    [14] = {"Q6_K", -1, 256, 210},   [15] = {"Q8_K", -1, 256, 292},
+    [16] = {"IQ2_XXS", -1, 256, 66}, [17] = {"IQ2_XS", -1, 256, 74},
+    [18] = {"IQ3_XXS", -1, 256, 98}, [19] = {"IQ1_S", -1, 256, 50},
+    [20] = {"IQ4_NL", -1, 32, 18},   [21] = {"IQ3_S", -1, 256, 110},
+    [22] = {"IQ2_S", -1, 256, 82},   [23] = {"IQ4_XS", -1, 256, 136},
+    [24] = {"I8", -1, 1, 1},         [25] = {"I16", -1, 1, 2},
+    [26] = {"I32", LG_I32, 1, 4},    [27] = {"I64", LG_I64, 1, 8},
+    [28] = {"F64", LG_F64, 1, 8},    [29] = {"IQ1_M", -1, 256, 56},
+    [30] = {"BF16", LG_BF16, 1, 2},  [34] = {"TQ1_0", -1, 256, 54},
+    [35] = {"TQ2_0", -1, 256, 66},   [39] = {"MXFP4", -1, 32, 17},
 };
 
 enum { NUM_ELEMENTS = sizeof elements / sizeof *elements, MAX_NESTING = 8 };
 
 enum kind { U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64, NUM_KINDS };
 
-static const int kind_bytes[NUM_KINDS] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8}; /* the least a value takes */
+static const int kind_bytes[NUM_KINDS] = {1, 1, 2,  2, 4, 4, 4,
+                                          1, 8, 12, 8, 8, 8}; /* the least a value takes */
 
 typedef struct reader {
     lg_context *ctx;
@@ -42,8 +48,10 @@ typedef struct reader {
 static lg_status need(const reader *r, uint64_t bytes, const char *what) {
     int64_t left = r->file->bytes - r->at;
     if (bytes > (uint64_t)left) {
-        return lg_fail(r->ctx, LG_EFORMAT, "%s: %s needs %llu bytes at %lld, wanted at most %lld (the file is cut short)",
-                       r->file->path, what, (unsigned long long)bytes, (long long)r->at, (long long)left);
+        return lg_fail(
+            r->ctx, LG_EFORMAT,
+            "%s: %s needs %llu bytes at %lld, wanted at most %lld (the file is cut short)",
+            r->file->path, what, (unsigned long long)bytes, (long long)r->at, (long long)left);
     }
     return LG_OK;
 }
@@ -108,7 +116,9 @@ static lg_status read_scalar(reader *r, uint64_t kind, lg_buffer *json) {
     uint64_t bits;
     LG_TRY(read_uint(r, kind_bytes[kind], "a value", &bits));
     if (kind == BOOL) {
-        if (bits > 1) return lg_fail(r->ctx, LG_EFORMAT, "%s: a boolean is %d, wanted 0 or 1", r->file->path, (int)bits);
+        if (bits > 1)
+            return lg_fail(r->ctx, LG_EFORMAT, "%s: a boolean is %d, wanted 0 or 1", r->file->path,
+                           (int)bits);
         lg_buffer_append(json, bits ? "true" : "false", bits ? 4 : 5);
     } else if (kind == F32) {
         uint32_t word = (uint32_t)bits;
@@ -133,21 +143,24 @@ static lg_status read_scalar(reader *r, uint64_t kind, lg_buffer *json) {
 
 static lg_status check_kind(const reader *r, uint64_t kind) {
     if (kind < NUM_KINDS) return LG_OK;
-    return lg_fail(r->ctx, LG_EFORMAT, "%s: a value's type is %llu, wanted 0 to 12", r->file->path, (unsigned long long)kind);
+    return lg_fail(r->ctx, LG_EFORMAT, "%s: a value's type is %llu, wanted 0 to 12", r->file->path,
+                   (unsigned long long)kind);
 }
 
 static lg_status read_value(reader *r, uint64_t kind, lg_buffer *json, int depth) {
     LG_TRY(check_kind(r, kind));
     if (kind != ARRAY) return read_scalar(r, kind, json);
     if (depth == MAX_NESTING)
-        return lg_fail(r->ctx, LG_EFORMAT, "%s: arrays are more than 8 deep, wanted at most 8", r->file->path);
+        return lg_fail(r->ctx, LG_EFORMAT, "%s: arrays are more than 8 deep, wanted at most 8",
+                       r->file->path);
     uint64_t item, n;
     LG_TRY(read_uint(r, 4, "an array", &item));
     LG_TRY(read_uint(r, 8, "an array", &n));
     LG_TRY(check_kind(r, item));
     if (n > (uint64_t)(r->file->bytes - r->at) / (uint64_t)kind_bytes[item]) {
-        return lg_fail(r->ctx, LG_EFORMAT, "%s: an array has %llu elements, wanted what %lld bytes can hold", r->file->path,
-                       (unsigned long long)n, (long long)(r->file->bytes - r->at));
+        return lg_fail(r->ctx, LG_EFORMAT,
+                       "%s: an array has %llu elements, wanted what %lld bytes can hold",
+                       r->file->path, (unsigned long long)n, (long long)(r->file->bytes - r->at));
     }
     lg_buffer_append(json, "[", 1);
     for (uint64_t i = 0; i < n; i++) {
@@ -170,13 +183,14 @@ static int by_key(const void *a, const void *b) {
 }
 
 static lg_status read_alignment(const reader *r, uint64_t kind, int64_t at, int64_t *alignment) {
-    if (kind != U32) return lg_fail(r->ctx, LG_EFORMAT, "%s: general.alignment has type %d, wanted 4 (u32)", r->file->path,
-                                    (int)kind);
+    if (kind != U32)
+        return lg_fail(r->ctx, LG_EFORMAT, "%s: general.alignment has type %d, wanted 4 (u32)",
+                       r->file->path, (int)kind);
     reader value = {r->ctx, r->file, at};
     *alignment = (int64_t)take(&value, 4);
     if (*alignment > 0 && (*alignment & (*alignment - 1)) == 0) return LG_OK;
-    return lg_fail(r->ctx, LG_EFORMAT, "%s: general.alignment is %lld, wanted a power of two", r->file->path,
-                   (long long)*alignment);
+    return lg_fail(r->ctx, LG_EFORMAT, "%s: general.alignment is %lld, wanted a power of two",
+                   r->file->path, (long long)*alignment);
 }
 
 /* The pairs; *alignment is general.alignment, or 32 when there is none. */
@@ -197,18 +211,21 @@ static lg_status read_pairs(reader *r, int64_t n, pair_key *keys, int64_t *align
             LG_TRY(read_alignment(r, kind, at, alignment));
     }
     lg_buffer_append(json, "}", 2); /* with the NUL */
-    if (json->failed) return lg_fail(r->ctx, LG_ENOMEM, "%s: no memory for the metadata", r->file->path);
+    if (json->failed)
+        return lg_fail(r->ctx, LG_ENOMEM, "%s: no memory for the metadata", r->file->path);
     qsort(keys, (size_t)n, sizeof *keys, by_key);
     for (int64_t i = 1; i < n; i++)
         if (by_key(&keys[i - 1], &keys[i]) == 0)
-            return lg_fail(r->ctx, LG_EFORMAT, "%s: duplicate key %.*s, wanted each key once", r->file->path,
-                           (int)(keys[i].bytes < 200 ? keys[i].bytes : 200), keys[i].text);
+            return lg_fail(r->ctx, LG_EFORMAT, "%s: duplicate key %.*s, wanted each key once",
+                           r->file->path, (int)(keys[i].bytes < 200 ? keys[i].bytes : 200),
+                           keys[i].text);
     return LG_OK;
 }
 
-static lg_status fail_tensor(const reader *r, const lg_file_tensor *t, const char *what, uint64_t got, const char *wanted) {
-    return lg_fail(r->ctx, LG_EFORMAT, "%s: tensor %s: %s is %llu, wanted %s", r->file->path, t->name, what,
-                   (unsigned long long)got, wanted);
+static lg_status fail_tensor(const reader *r, const lg_file_tensor *t, const char *what,
+                             uint64_t got, const char *wanted) {
+    return lg_fail(r->ctx, LG_EFORMAT, "%s: tensor %s: %s is %llu, wanted %s", r->file->path,
+                   t->name, what, (unsigned long long)got, wanted);
 }
 
 /* One entry of the directory. */
@@ -218,7 +235,8 @@ static lg_status read_tensor(reader *r, int64_t alignment, lg_file_tensor *t, ui
     uint64_t ndim, type, size;
     LG_TRY(read_string(r, "a tensor's name", &name, &name_bytes));
     if (memchr(name, 0, (size_t)name_bytes))
-        return lg_fail(r->ctx, LG_EFORMAT, "%s: a tensor's name has a NUL, wanted none", r->file->path);
+        return lg_fail(r->ctx, LG_EFORMAT, "%s: a tensor's name has a NUL, wanted none",
+                       r->file->path);
     t->name = r->file->text.data + r->file->text.bytes;
     lg_buffer_append(&r->file->text, name, name_bytes);
     lg_buffer_append(&r->file->text, "", 1);
@@ -232,20 +250,25 @@ static lg_status read_tensor(reader *r, int64_t alignment, lg_file_tensor *t, ui
     }
     LG_TRY(read_uint(r, 4, "a tensor", &type));
     LG_TRY(read_uint(r, 8, "a tensor", offset));
-    if (type >= NUM_ELEMENTS || !elements[type].name) return fail_tensor(r, t, "element type", type, "a known one");
+    if (type >= NUM_ELEMENTS || !elements[type].name)
+        return fail_tensor(r, t, "element type", type, "a known one");
     t->type = elements[type].name;
     t->dtype = elements[type].dtype;
-    if (!lg_shape_elements(t->shape, t->ndim, &n)) return fail_tensor(r, t, "dimensions", ndim, "a product below 2^63");
+    if (!lg_shape_elements(t->shape, t->ndim, &n))
+        return fail_tensor(r, t, "dimensions", ndim, "a product below 2^63");
     int64_t row = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
-    if (row % elements[type].block) return fail_tensor(r, t, "row", (uint64_t)row, "whole blocks of its element type");
+    if (row % elements[type].block)
+        return fail_tensor(r, t, "row", (uint64_t)row, "whole blocks of its element type");
     if (__builtin_mul_overflow(n / elements[type].block, elements[type].bytes, &t->data_bytes))
         return fail_tensor(r, t, "elements", (uint64_t)n, "less than 2^63 bytes");
-    if (*offset % (uint64_t)alignment) return fail_tensor(r, t, "offset", *offset, "a multiple of general.alignment");
+    if (*offset % (uint64_t)alignment)
+        return fail_tensor(r, t, "offset", *offset, "a multiple of general.alignment");
     return LG_OK;
 }
 
 static int by_name(const void *a, const void *b) {
-    return strcmp((*(const lg_file_tensor *const *)a)->name, (*(const lg_file_tensor *const *)b)->name);
+    return strcmp((*(const lg_file_tensor *const *)a)->name,
+                  (*(const lg_file_tensor *const *)b)->name);
 }
 
 /* No two tensors share bytes or a name. */
@@ -256,13 +279,14 @@ static lg_status check_apart(const reader *r, const lg_file_tensor **order) {
     for (int64_t i = 1; i < file->n; i++) {
         const char *end = (const char *)order[i - 1]->data + order[i - 1]->data_bytes;
         if ((const char *)order[i]->data < end)
-            return lg_fail(r->ctx, LG_EFORMAT, "%s: tensors %s and %s overlap, wanted them apart", file->path,
-                           order[i - 1]->name, order[i]->name);
+            return lg_fail(r->ctx, LG_EFORMAT, "%s: tensors %s and %s overlap, wanted them apart",
+                           file->path, order[i - 1]->name, order[i]->name);
     }
     qsort(order, (size_t)file->n, sizeof *order, by_name);
     for (int64_t i = 1; i < file->n; i++)
         if (strcmp(order[i - 1]->name, order[i]->name) == 0)
-            return lg_fail(r->ctx, LG_EFORMAT, "%s: duplicate tensor %s, wanted each name once", file->path, order[i]->name);
+            return lg_fail(r->ctx, LG_EFORMAT, "%s: duplicate tensor %s, wanted each name once",
+                           file->path, order[i]->name);
     return LG_OK;
 }
 
@@ -290,31 +314,35 @@ static lg_status place_tensors(const reader *r, int64_t alignment, const uint64_
         lg_file_tensor *t = &file->tensors[i];
         if (t->data_bytes > data_bytes || offsets[i] > (uint64_t)(data_bytes - t->data_bytes)) {
             return lg_fail(r->ctx, LG_EFORMAT,
-                           "%s: tensor %s: %lld bytes at offset %llu, wanted them inside %lld bytes of data (cut short?)",
-                           file->path, t->name, (long long)t->data_bytes, (unsigned long long)offsets[i],
-                           (long long)data_bytes);
+                           "%s: tensor %s: %lld bytes at offset %llu, wanted them inside %lld "
+                           "bytes of data (cut short?)",
+                           file->path, t->name, (long long)t->data_bytes,
+                           (unsigned long long)offsets[i], (long long)data_bytes);
         }
         t->data = file->map + (start < file->bytes ? start : file->bytes) + (int64_t)offsets[i];
     }
     return LG_OK;
 }
 
-static lg_status read_directory(reader *r, int64_t n, int64_t alignment, uint64_t *offsets, const lg_file_tensor **order) {
+static lg_status read_directory(reader *r, int64_t n, int64_t alignment, uint64_t *offsets,
+                                const lg_file_tensor **order) {
     lg_file *file = r->file;
-    for (int64_t i = 0; i < n; i++) LG_TRY(read_tensor(r, alignment, &file->tensors[i], &offsets[i]));
+    for (int64_t i = 0; i < n; i++)
+        LG_TRY(read_tensor(r, alignment, &file->tensors[i], &offsets[i]));
     file->n = n;
     LG_TRY(place_tensors(r, alignment, offsets));
     return check_apart(r, order);
 }
 
-static lg_status read_all(reader *r, int64_t num_pairs, int64_t num_tensors, pair_key *keys, uint64_t *offsets,
-                          const lg_file_tensor **order) {
+static lg_status read_all(reader *r, int64_t num_pairs, int64_t num_tensors, pair_key *keys,
+                          uint64_t *offsets, const lg_file_tensor **order) {
     int64_t alignment, names_bytes;
     LG_TRY(read_pairs(r, num_pairs, keys, &alignment));
     LG_TRY(count_names(*r, num_tensors, &names_bytes));
     lg_file *file = r->file;
     file->text.data = malloc((size_t)names_bytes + 1);
-    if (!file->text.data) return lg_fail(r->ctx, LG_ENOMEM, "%s: no memory for the names", file->path);
+    if (!file->text.data)
+        return lg_fail(r->ctx, LG_ENOMEM, "%s: no memory for the names", file->path);
     file->text.capacity = names_bytes;
     return read_directory(r, num_tensors, alignment, offsets, order);
 }
@@ -327,14 +355,16 @@ lg_status lg_gguf_read(lg_context *ctx, lg_file *file) {
     uint64_t version, num_tensors, num_pairs;
     LG_TRY(read_uint(&r, 4, "the version", &version));
     if (version != 2 && version != 3)
-        return lg_fail(ctx, LG_EFORMAT, "%s: GGUF version is %llu, wanted 2 or 3, little endian", file->path,
-                       (unsigned long long)version);
+        return lg_fail(ctx, LG_EFORMAT, "%s: GGUF version is %llu, wanted 2 or 3, little endian",
+                       file->path, (unsigned long long)version);
     LG_TRY(read_uint(&r, 8, "the number of tensors", &num_tensors));
     LG_TRY(read_uint(&r, 8, "the number of pairs", &num_pairs));
     uint64_t left = (uint64_t)(file->bytes - r.at);
     if (num_tensors > left / MIN_TENSOR_BYTES || num_pairs > left / MIN_PAIR_BYTES) {
-        return lg_fail(ctx, LG_EFORMAT, "%s: %llu tensors and %llu pairs, wanted what %llu bytes can hold", file->path,
-                       (unsigned long long)num_tensors, (unsigned long long)num_pairs, (unsigned long long)left);
+        return lg_fail(ctx, LG_EFORMAT,
+                       "%s: %llu tensors and %llu pairs, wanted what %llu bytes can hold",
+                       file->path, (unsigned long long)num_tensors, (unsigned long long)num_pairs,
+                       (unsigned long long)left);
     }
     size_t tensors = (size_t)num_tensors + 1, pairs = (size_t)num_pairs + 1;
     file->tensors = calloc(tensors, sizeof *file->tensors);
@@ -343,7 +373,8 @@ lg_status lg_gguf_read(lg_context *ctx, lg_file *file) {
     const lg_file_tensor **order = malloc(tensors * sizeof *order);
     lg_status status;
     if (!file->tensors || !keys || !offsets || !order) {
-        status = lg_fail(ctx, LG_ENOMEM, "%s: no memory for %llu tensors", file->path, (unsigned long long)num_tensors);
+        status = lg_fail(ctx, LG_ENOMEM, "%s: no memory for %llu tensors", file->path,
+                         (unsigned long long)num_tensors);
     } else {
         status = read_all(&r, (int64_t)num_pairs, (int64_t)num_tensors, keys, offsets, order);
     }

@@ -109,7 +109,9 @@ static lg_status add_node(parser *p, uint32_t kind, const char *text, lg_json **
     if (p->n == p->capacity) {
         int64_t capacity = p->capacity + p->capacity / 2 + 16;
         lg_json *grown = realloc(p->nodes, (size_t)capacity * sizeof *grown);
-        if (!grown) return lg_fail(p->ctx, LG_ENOMEM, "%s: no memory for %lld JSON values", p->what, (long long)capacity);
+        if (!grown)
+            return lg_fail(p->ctx, LG_ENOMEM, "%s: no memory for %lld JSON values", p->what,
+                           (long long)capacity);
         p->nodes = grown;
         p->capacity = capacity;
     }
@@ -119,7 +121,8 @@ static lg_status add_node(parser *p, uint32_t kind, const char *text, lg_json **
 }
 
 static void skip_space(parser *p) {
-    while (p->at < p->end && (*p->at == ' ' || *p->at == '\n' || *p->at == '\r' || *p->at == '\t')) p->at++;
+    while (p->at < p->end && (*p->at == ' ' || *p->at == '\n' || *p->at == '\r' || *p->at == '\t'))
+        p->at++;
 }
 
 static bool read_hex4(parser *p, uint32_t *code) {
@@ -127,7 +130,10 @@ static bool read_hex4(parser *p, uint32_t *code) {
     *code = 0;
     for (int i = 0; i < 4; i++) {
         char c = p->at[i];
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
         if (digit < 0) return false;
         *code = *code * 16 + (uint32_t)digit;
     }
@@ -187,7 +193,8 @@ static lg_status read_string(parser *p) {
         if (c == '\\') {
             if (!p->strings) {
                 p->strings = p->free_string = malloc((size_t)(p->end - from));
-                if (!p->strings) return lg_fail(p->ctx, LG_ENOMEM, "%s: no memory for JSON strings", p->what);
+                if (!p->strings)
+                    return lg_fail(p->ctx, LG_ENOMEM, "%s: no memory for JSON strings", p->what);
             }
             if (!out) {
                 node->text = out = p->free_string;
@@ -250,7 +257,9 @@ static lg_status read_word(parser *p) {
         uint32_t kind;
     } words[] = {{"null", 4, LG_JSON_NULL}, {"false", 5, LG_JSON_FALSE}, {"true", 4, LG_JSON_TRUE}};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        if ((size_t)(p->end - p->at) < words[i].bytes || memcmp(p->at, words[i].text, words[i].bytes)) continue;
+        if ((size_t)(p->end - p->at) < words[i].bytes ||
+            memcmp(p->at, words[i].text, words[i].bytes))
+            continue;
         lg_json *node;
         LG_TRY(add_node(p, words[i].kind, p->at, &node));
         node->bytes = (uint32_t)words[i].bytes;
@@ -284,10 +293,12 @@ static lg_status check_keys(parser *p, const lg_json *object) {
     for (uint32_t i = 0; i < object->count; i++, key += 1 + key[1].size) {
         uint32_t slot = (uint32_t)lg_hash_bytes(key->text, key->bytes) & (slots - 1);
         for (; table[slot]; slot = (slot + 1) & (slots - 1)) {
-            if (table[slot]->bytes != key->bytes || memcmp(table[slot]->text, key->text, key->bytes)) continue;
+            if (table[slot]->bytes != key->bytes ||
+                memcmp(table[slot]->text, key->text, key->bytes))
+                continue;
             free(table);
-            return lg_fail(p->ctx, LG_EFORMAT, "%s: duplicate key %.*s, wanted each key once", p->what,
-                           (int)(key->bytes < 200 ? key->bytes : 200), key->text);
+            return lg_fail(p->ctx, LG_EFORMAT, "%s: duplicate key %.*s, wanted each key once",
+                           p->what, (int)(key->bytes < 200 ? key->bytes : 200), key->text);
         }
         table[slot] = key;
     }
@@ -315,7 +326,8 @@ static lg_status parse(parser *p) {
             continue;
         }
         if (node->count > 0) {
-            if (p->at >= p->end || *p->at != ',') return fail_here(p, object ? "',' or '}'" : "',' or ']'");
+            if (p->at >= p->end || *p->at != ',')
+                return fail_here(p, object ? "',' or '}'" : "',' or ']'");
             p->at++;
             skip_space(p);
         }
@@ -334,10 +346,12 @@ static lg_status parse(parser *p) {
     return LG_OK;
 }
 
-lg_status lg_json_parse(lg_context *ctx, const char *what, const char *text, int64_t bytes, lg_json_document *document) {
+lg_status lg_json_parse(lg_context *ctx, const char *what, const char *text, int64_t bytes,
+                        lg_json_document *document) {
     *document = (lg_json_document){0};
     if (bytes < 0 || bytes > INT32_MAX)
-        return lg_fail(ctx, LG_EFORMAT, "%s: JSON is %lld bytes, wanted less than 2 GiB", what, (long long)bytes);
+        return lg_fail(ctx, LG_EFORMAT, "%s: JSON is %lld bytes, wanted less than 2 GiB", what,
+                       (long long)bytes);
     parser p = {.ctx = ctx, .what = what, .text = text, .at = text, .end = text + bytes};
     lg_status status = parse(&p);
     *document = (lg_json_document){.root = p.nodes, .strings = p.strings};
@@ -352,7 +366,8 @@ void lg_json_free(lg_json_document *document) {
 }
 
 bool lg_json_is(const lg_json *node, const char *string) {
-    return node && node->kind == LG_JSON_STRING && node->bytes == strlen(string) && !memcmp(node->text, string, node->bytes);
+    return node && node->kind == LG_JSON_STRING && node->bytes == strlen(string) &&
+           !memcmp(node->text, string, node->bytes);
 }
 
 const lg_json *lg_json_get(const lg_json *object, const char *key) {

@@ -5,15 +5,24 @@
 
 #include "internal.h"
 
-enum lg_json_kind { LG_JSON_NULL, LG_JSON_FALSE, LG_JSON_TRUE, LG_JSON_NUMBER, LG_JSON_STRING, LG_JSON_ARRAY,
-                    LG_JSON_OBJECT };
+enum lg_json_kind {
+    LG_JSON_NULL,
+    LG_JSON_FALSE,
+    LG_JSON_TRUE,
+    LG_JSON_NUMBER,
+    LG_JSON_STRING,
+    LG_JSON_ARRAY,
+    LG_JSON_OBJECT
+};
 
 /* A container's children follow it; an object's are key, value, key, value. */
 typedef struct lg_json {
-    const char *text; /* a string's bytes, unescaped (may hold NUL); of anything else its source text */
-    uint32_t bytes;   /* of `text` */
-    uint32_t count;   /* children: elements of an array, members of an object */
-    uint32_t size;    /* nodes of this value with all its children: `node + node->size` is the next sibling */
+    const char
+        *text; /* a string's bytes, unescaped (may hold NUL); of anything else its source text */
+    uint32_t bytes; /* of `text` */
+    uint32_t count; /* children: elements of an array, members of an object */
+    uint32_t
+        size; /* nodes of this value with all its children: `node + node->size` is the next sibling */
     uint32_t kind;
 } lg_json;
 
@@ -24,7 +33,8 @@ typedef struct lg_json_document {
 
 /* Reads the whole of `text`, which must outlive the document. `what` begins the error texts. Refused: anything after the
  * value, text that is no UTF-8, lone surrogates, more than 64 levels, the same key twice in one object, 2 GiB and more. */
-lg_status lg_json_parse(lg_context *ctx, const char *what, const char *text, int64_t bytes, lg_json_document *document);
+lg_status lg_json_parse(lg_context *ctx, const char *what, const char *text, int64_t bytes,
+                        lg_json_document *document);
 void lg_json_free(lg_json_document *document);
 
 /* The member `key` of an object, or NULL: no such member, or `object` is NULL or no object. */

@@ -18,66 +18,79 @@ static const struct element {
     int32_t dtype;
     int bits;
 } elements[] = {
-    {"F32", LG_F32, 32}, {"BF16", LG_BF16, 16}, {"F16", LG_F16, 16}, {"F64", LG_F64, 64}, {"I32", LG_I32, 32},
-    {"I64", LG_I64, 64}, {"U8", LG_U8, 8},      {"BOOL", -1, 8},     {"I8", -1, 8},       {"F8_E5M2", -1, 8},
-    {"F8_E4M3", -1, 8},  {"F8_E8M0", -1, 8},    {"I16", -1, 16},     {"U16", -1, 16},     {"U32", -1, 32},
-    {"U64", -1, 64},     {"C64", -1, 64},       {"F4", -1, 4},       {"F6_E2M3", -1, 6},  {"F6_E3M2", -1, 6},
+    {"F32", LG_F32, 32}, {"BF16", LG_BF16, 16}, {"F16", LG_F16, 16}, {"F64", LG_F64, 64},
+    {"I32", LG_I32, 32}, {"I64", LG_I64, 64},   {"U8", LG_U8, 8},    {"BOOL", -1, 8},
+    {"I8", -1, 8},       {"F8_E5M2", -1, 8},    {"F8_E4M3", -1, 8},  {"F8_E8M0", -1, 8},
+    {"I16", -1, 16},     {"U16", -1, 16},       {"U32", -1, 32},     {"U64", -1, 64},
+    {"C64", -1, 64},     {"F4", -1, 4},         {"F6_E2M3", -1, 6},  {"F6_E3M2", -1, 6},
 };
 
 enum { NUM_ELEMENTS = sizeof elements / sizeof *elements };
 
 static int shown(const lg_json *node) { return node->bytes < 200 ? (int)node->bytes : 200; }
 
-static lg_status fail_tensor(lg_context *ctx, const lg_file *file, const lg_json *name, const char *what,
-                             const lg_json *got, const char *wanted) {
-    return lg_fail(ctx, LG_EFORMAT, "%s: tensor %.*s: %s is %.*s, wanted %s", file->path, shown(name), name->text, what,
-                   got ? shown(got) : 7, got ? got->text : "missing", wanted);
+static lg_status fail_tensor(lg_context *ctx, const lg_file *file, const lg_json *name,
+                             const char *what, const lg_json *got, const char *wanted) {
+    return lg_fail(ctx, LG_EFORMAT, "%s: tensor %.*s: %s is %.*s, wanted %s", file->path,
+                   shown(name), name->text, what, got ? shown(got) : 7, got ? got->text : "missing",
+                   wanted);
 }
 
-static lg_status read_shape(lg_context *ctx, const lg_file *file, const lg_json *name, const lg_json *shape,
-                            lg_file_tensor *t, int64_t *n) {
-    if (!shape || shape->kind != LG_JSON_ARRAY) return fail_tensor(ctx, file, name, "shape", shape, "a list of sizes");
+static lg_status read_shape(lg_context *ctx, const lg_file *file, const lg_json *name,
+                            const lg_json *shape, lg_file_tensor *t, int64_t *n) {
+    if (!shape || shape->kind != LG_JSON_ARRAY)
+        return fail_tensor(ctx, file, name, "shape", shape, "a list of sizes");
     if (shape->count > 8) {
-        return lg_fail(ctx, LG_EUNSUPPORTED, "%s: tensor %.*s: shape has %u dimensions, wanted at most 8", file->path,
+        return lg_fail(ctx, LG_EUNSUPPORTED,
+                       "%s: tensor %.*s: shape has %u dimensions, wanted at most 8", file->path,
                        shown(name), name->text, shape->count);
     }
     t->ndim = (int32_t)shape->count;
     for (int32_t i = 0; i < t->ndim; i++)
-        if (!lg_json_integer(shape + 1 + i, &t->shape[i])) return fail_tensor(ctx, file, name, "shape", shape, "a list of sizes");
+        if (!lg_json_integer(shape + 1 + i, &t->shape[i]))
+            return fail_tensor(ctx, file, name, "shape", shape, "a list of sizes");
     if (!lg_shape_elements(t->shape, t->ndim, n))
         return fail_tensor(ctx, file, name, "shape", shape, "a product below 2^63");
     return LG_OK;
 }
 
-static lg_status read_span(lg_context *ctx, const lg_file *file, const lg_json *name, const lg_json *span,
-                           int64_t data_bytes, int64_t *begin, int64_t *end) {
+static lg_status read_span(lg_context *ctx, const lg_file *file, const lg_json *name,
+                           const lg_json *span, int64_t data_bytes, int64_t *begin, int64_t *end) {
     const char *wanted = "[begin, end]";
-    if (!span || span->kind != LG_JSON_ARRAY || span->count != 2 || !lg_json_integer(span + 1, begin) ||
-        !lg_json_integer(span + 2, end))
+    if (!span || span->kind != LG_JSON_ARRAY || span->count != 2 ||
+        !lg_json_integer(span + 1, begin) || !lg_json_integer(span + 2, end))
         return fail_tensor(ctx, file, name, "data_offsets", span, wanted);
     if (*begin > *end) return fail_tensor(ctx, file, name, "data_offsets", span, "begin <= end");
     if (*end > data_bytes) {
-        return lg_fail(ctx, LG_EFORMAT, "%s: tensor %.*s: data ends at %lld, wanted at most %lld (the file is cut short)",
-                       file->path, shown(name), name->text, (long long)*end, (long long)data_bytes);
+        return lg_fail(
+            ctx, LG_EFORMAT,
+            "%s: tensor %.*s: data ends at %lld, wanted at most %lld (the file is cut short)",
+            file->path, shown(name), name->text, (long long)*end, (long long)data_bytes);
     }
     return LG_OK;
 }
 
 /* One member of the header. `t->name` is set by the caller. */
-static lg_status read_tensor(lg_context *ctx, const lg_file *file, const lg_json *name, const char *data,
-                             int64_t data_bytes, lg_file_tensor *t) {
+static lg_status read_tensor(lg_context *ctx, const lg_file *file, const lg_json *name,
+                             const char *data, int64_t data_bytes, lg_file_tensor *t) {
     const lg_json *entry = name + 1, *type = lg_json_get(entry, "dtype");
-    if (entry->kind != LG_JSON_OBJECT) return fail_tensor(ctx, file, name, "entry", entry, "an object");
-    if (!type || type->kind != LG_JSON_STRING) return fail_tensor(ctx, file, name, "dtype", type, "a string");
+    if (entry->kind != LG_JSON_OBJECT)
+        return fail_tensor(ctx, file, name, "entry", entry, "an object");
+    if (!type || type->kind != LG_JSON_STRING)
+        return fail_tensor(ctx, file, name, "dtype", type, "a string");
     const struct element *element = NULL;
     for (int i = 0; i < NUM_ELEMENTS; i++)
         if (lg_json_is(type, elements[i].name)) element = &elements[i];
     int64_t n, begin, end, bits = 0;
     LG_TRY(read_shape(ctx, file, name, lg_json_get(entry, "shape"), t, &n));
-    LG_TRY(read_span(ctx, file, name, lg_json_get(entry, "data_offsets"), data_bytes, &begin, &end));
-    if (element && (__builtin_mul_overflow(n, element->bits, &bits) || bits % 8 || bits / 8 != end - begin)) {
-        return lg_fail(ctx, LG_EFORMAT, "%s: tensor %.*s: data is %lld bytes, wanted %lld elements of %d bits", file->path,
-                       shown(name), name->text, (long long)(end - begin), (long long)n, element->bits);
+    LG_TRY(
+        read_span(ctx, file, name, lg_json_get(entry, "data_offsets"), data_bytes, &begin, &end));
+    if (element &&
+        (__builtin_mul_overflow(n, element->bits, &bits) || bits % 8 || bits / 8 != end - begin)) {
+        return lg_fail(ctx, LG_EFORMAT,
+                       "%s: tensor %.*s: data is %lld bytes, wanted %lld elements of %d bits",
+                       file->path, shown(name), name->text, (long long)(end - begin), (long long)n,
+                       element->bits);
     }
     t->dtype = element ? element->dtype : -1;
     t->type = element ? element->name : "a type that is not known";
@@ -89,7 +102,9 @@ static lg_status read_tensor(lg_context *ctx, const lg_file *file, const lg_json
 /* The spans, in order, must follow each other from the first byte of the data to the last of the file. */
 static lg_status check_cover(lg_context *ctx, const lg_file *file, const char *data) {
     const lg_file_tensor **order = malloc((size_t)(file->n ? file->n : 1) * sizeof *order);
-    if (!order) return lg_fail(ctx, LG_ENOMEM, "%s: no memory to check %lld tensors", file->path, (long long)file->n);
+    if (!order)
+        return lg_fail(ctx, LG_ENOMEM, "%s: no memory to check %lld tensors", file->path,
+                       (long long)file->n);
     for (int64_t i = 0; i < file->n; i++) order[i] = &file->tensors[i];
     qsort(order, (size_t)file->n, sizeof *order, lg_file_by_place);
     const char *at = data;
@@ -97,34 +112,41 @@ static lg_status check_cover(lg_context *ctx, const lg_file *file, const char *d
     for (int64_t i = 0; i < file->n && status == LG_OK; i++) {
         const char *begin = order[i]->data;
         if (begin != at) {
-            status = lg_fail(ctx, LG_EFORMAT, "%s: tensor %s: data begins at %lld, wanted %lld (%s)", file->path,
-                             order[i]->name, (long long)(begin - data), (long long)(at - data),
-                             begin < at ? "tensors overlap" : "a hole");
+            status =
+                lg_fail(ctx, LG_EFORMAT, "%s: tensor %s: data begins at %lld, wanted %lld (%s)",
+                        file->path, order[i]->name, (long long)(begin - data),
+                        (long long)(at - data), begin < at ? "tensors overlap" : "a hole");
         }
         at = begin + order[i]->data_bytes;
     }
     free(order);
     if (status == LG_OK && at != file->map + file->bytes) {
-        status = lg_fail(ctx, LG_EFORMAT, "%s: file is %lld bytes, wanted %lld: 8, the header and the data", file->path,
-                         (long long)file->bytes, (long long)(at - file->map));
+        status = lg_fail(ctx, LG_EFORMAT,
+                         "%s: file is %lld bytes, wanted %lld: 8, the header and the data",
+                         file->path, (long long)file->bytes, (long long)(at - file->map));
     }
     return status;
 }
 
 static lg_status check_metadata(lg_context *ctx, const char *path, const lg_json *metadata) {
     bool strings = metadata->kind == LG_JSON_OBJECT;
-    for (uint32_t i = 0; strings && i < metadata->count; i++) strings = metadata[2 + 2 * i].kind == LG_JSON_STRING;
-    if (!strings) return lg_fail(ctx, LG_EFORMAT, "%s: __metadata__ is %.*s, wanted an object of strings", path,
-                                 shown(metadata), metadata->text);
+    for (uint32_t i = 0; strings && i < metadata->count; i++)
+        strings = metadata[2 + 2 * i].kind == LG_JSON_STRING;
+    if (!strings)
+        return lg_fail(ctx, LG_EFORMAT, "%s: __metadata__ is %.*s, wanted an object of strings",
+                       path, shown(metadata), metadata->text);
     return LG_OK;
 }
 
-static lg_status read_header(lg_context *ctx, lg_file *file, const lg_json *header, const char *data) {
+static lg_status read_header(lg_context *ctx, lg_file *file, const lg_json *header,
+                             const char *data) {
     if (header->kind != LG_JSON_OBJECT)
-        return lg_fail(ctx, LG_EFORMAT, "%s: header is %.*s, wanted a JSON object", file->path, shown(header), header->text);
+        return lg_fail(ctx, LG_EFORMAT, "%s: header is %.*s, wanted a JSON object", file->path,
+                       shown(header), header->text);
     const lg_json *member = header + 1;
     int64_t names_bytes = 0;
-    for (uint32_t i = 0; i < header->count; i++, member += 1 + member[1].size) names_bytes += member->bytes + 1;
+    for (uint32_t i = 0; i < header->count; i++, member += 1 + member[1].size)
+        names_bytes += member->bytes + 1;
     file->tensors = calloc(header->count ? header->count : 1, sizeof *file->tensors);
     file->text.data = malloc((size_t)(names_bytes ? names_bytes : 1));
     if (!file->tensors || !file->text.data)
@@ -138,7 +160,8 @@ static lg_status read_header(lg_context *ctx, lg_file *file, const lg_json *head
             continue;
         }
         if (memchr(member->text, 0, member->bytes))
-            return lg_fail(ctx, LG_EFORMAT, "%s: tensor name %s has a NUL, wanted none", file->path, member->text);
+            return lg_fail(ctx, LG_EFORMAT, "%s: tensor name %s has a NUL, wanted none", file->path,
+                           member->text);
         lg_file_tensor *t = &file->tensors[file->n++];
         t->name = file->text.data + file->text.bytes;
         lg_buffer_append(&file->text, member->text, member->bytes);
@@ -147,7 +170,8 @@ static lg_status read_header(lg_context *ctx, lg_file *file, const lg_json *head
     }
     if (!file->metadata.data) lg_buffer_append(&file->metadata, "{}", 2);
     lg_buffer_append(&file->metadata, "", 1);
-    if (file->metadata.failed) return lg_fail(ctx, LG_ENOMEM, "%s: no memory for the metadata", file->path);
+    if (file->metadata.failed)
+        return lg_fail(ctx, LG_ENOMEM, "%s: no memory for the metadata", file->path);
     return check_cover(ctx, file, data);
 }
 
@@ -155,8 +179,10 @@ lg_status lg_safetensors_read(lg_context *ctx, lg_file *file) {
     uint64_t header_bytes = 0;
     for (int i = 7; i >= 0; i--) header_bytes = header_bytes << 8 | (unsigned char)file->map[i];
     if (header_bytes > (uint64_t)file->bytes - 8) {
-        return lg_fail(ctx, LG_EFORMAT, "%s: header length is %llu, wanted at most %lld (no safetensors file, or cut short)",
-                       file->path, (unsigned long long)header_bytes, (long long)file->bytes - 8);
+        return lg_fail(
+            ctx, LG_EFORMAT,
+            "%s: header length is %llu, wanted at most %lld (no safetensors file, or cut short)",
+            file->path, (unsigned long long)header_bytes, (long long)file->bytes - 8);
     }
     lg_json_document document;
     LG_TRY(lg_json_parse(ctx, file->path, file->map + 8, (int64_t)header_bytes, &document));
@@ -167,33 +193,42 @@ lg_status lg_safetensors_read(lg_context *ctx, lg_file *file) {
 
 /* ---- writing ---- */
 
-static lg_status write_all(lg_context *ctx, const char *path, int fd, const void *data, int64_t bytes) {
+static lg_status write_all(lg_context *ctx, const char *path, int fd, const void *data,
+                           int64_t bytes) {
     const char *at = data;
     while (bytes > 0) {
         ssize_t done = write(fd, at, (size_t)(bytes < 1 << 30 ? bytes : 1 << 30));
         if (done < 0 && errno == EINTR) continue;
-        if (done < 0) return lg_fail(ctx, LG_EIO, "%s: cannot be written: %s", path, strerror(errno));
+        if (done < 0)
+            return lg_fail(ctx, LG_EIO, "%s: cannot be written: %s", path, strerror(errno));
         at += done;
         bytes -= done;
     }
     return LG_OK;
 }
 
-static lg_status check_tensor(lg_context *ctx, const char *path, const char *name, const lg_tensor *t, int64_t *bytes) {
+static lg_status check_tensor(lg_context *ctx, const char *path, const char *name,
+                              const lg_tensor *t, int64_t *bytes) {
     if (strcmp(name, "__metadata__") == 0)
         return lg_fail(ctx, LG_EINVAL, "%s: a tensor's name is __metadata__, wanted another", path);
-    if (t->dtype < 0 || t->dtype >= LG_NUM_DTYPES || t->ndim < 0 || t->ndim > LG_MAX_DIMS || t->device != LG_CPU)
-        return lg_fail(ctx, LG_EINVAL, "%s: tensor %s has dtype %d, %d dimensions, device %d, wanted a CPU tensor", path, name,
-                       (int)t->dtype, (int)t->ndim, (int)t->device);
+    if (t->dtype < 0 || t->dtype >= LG_NUM_DTYPES || t->ndim < 0 || t->ndim > LG_MAX_DIMS ||
+        t->device != LG_CPU)
+        return lg_fail(ctx, LG_EINVAL,
+                       "%s: tensor %s has dtype %d, %d dimensions, device %d, wanted a CPU tensor",
+                       path, name, (int)t->dtype, (int)t->ndim, (int)t->device);
     int64_t n;
-    if (!lg_shape_elements(t->shape, t->ndim, &n) || __builtin_mul_overflow(n, lg_dtype_bytes(t->dtype), bytes))
-        return lg_fail(ctx, LG_EINVAL, "%s: tensor %s has a shape past 2^63 bytes, wanted less", path, name);
+    if (!lg_shape_elements(t->shape, t->ndim, &n) ||
+        __builtin_mul_overflow(n, lg_dtype_bytes(t->dtype), bytes))
+        return lg_fail(ctx, LG_EINVAL, "%s: tensor %s has a shape past 2^63 bytes, wanted less",
+                       path, name);
     int64_t stride = 1;
     for (int32_t i = t->ndim - 1; i >= 0 && n > 0; stride *= t->shape[i--])
         if (t->shape[i] != 1 && t->stride[i] != stride)
-            return lg_fail(ctx, LG_EINVAL, "%s: tensor %s has stride %lld in dimension %d, wanted %lld (dense)", path, name,
-                           (long long)t->stride[i], (int)i, (long long)stride);
-    if (n > 0 && !t->data) return lg_fail(ctx, LG_EINVAL, "%s: tensor %s has no data, wanted some", path, name);
+            return lg_fail(ctx, LG_EINVAL,
+                           "%s: tensor %s has stride %lld in dimension %d, wanted %lld (dense)",
+                           path, name, (long long)t->stride[i], (int)i, (long long)stride);
+    if (n > 0 && !t->data)
+        return lg_fail(ctx, LG_EINVAL, "%s: tensor %s has no data, wanted some", path, name);
     return LG_OK;
 }
 
@@ -207,14 +242,17 @@ static void append_integer(lg_buffer *buffer, int64_t value) {
     lg_buffer_append(buffer, digits + n, (int64_t)sizeof digits - n);
 }
 
-static void append_text(lg_buffer *buffer, const char *text) { lg_buffer_append(buffer, text, (int64_t)strlen(text)); }
+static void append_text(lg_buffer *buffer, const char *text) {
+    lg_buffer_append(buffer, text, (int64_t)strlen(text));
+}
 
 /* The header with its length in front, padded with spaces to a multiple of 8. */
-static lg_status make_header(lg_context *ctx, const char *path, const char *const *names, const lg_tensor *const *tensors,
-                             int64_t n, const char *metadata, lg_buffer *header) {
-    static const char *const dtypes[LG_NUM_DTYPES] = {[LG_F32] = "F32", [LG_BF16] = "BF16", [LG_F16] = "F16",
-                                                      [LG_F64] = "F64", [LG_I32] = "I32",   [LG_I64] = "I64",
-                                                      [LG_U8] = "U8"};
+static lg_status make_header(lg_context *ctx, const char *path, const char *const *names,
+                             const lg_tensor *const *tensors, int64_t n, const char *metadata,
+                             lg_buffer *header) {
+    static const char *const dtypes[LG_NUM_DTYPES] = {
+        [LG_F32] = "F32", [LG_BF16] = "BF16", [LG_F16] = "F16", [LG_F64] = "F64",
+        [LG_I32] = "I32", [LG_I64] = "I64",   [LG_U8] = "U8"};
     append_text(header, "01234567{");
     if (metadata) {
         append_text(header, "\"__metadata__\":");
@@ -274,26 +312,31 @@ static lg_status sync_folder(lg_context *ctx, const char *path) {
     bool failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL);
     int error = errno;
     if (fd >= 0) close(fd);
-    if (failed) return lg_fail(ctx, LG_EIO, "%s: its folder cannot be synced: %s", path, strerror(error));
+    if (failed)
+        return lg_fail(ctx, LG_EIO, "%s: its folder cannot be synced: %s", path, strerror(error));
     return LG_OK;
 }
 
-static lg_status write_temporary(lg_context *ctx, const char *path, const char *temporary, const lg_buffer *header,
-                                 const lg_tensor *const *tensors, int64_t n) {
+static lg_status write_temporary(lg_context *ctx, const char *path, const char *temporary,
+                                 const lg_buffer *header, const lg_tensor *const *tensors,
+                                 int64_t n) {
     int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) return lg_fail(ctx, LG_EIO, "%s: cannot be created: %s", temporary, strerror(errno));
+    if (fd < 0)
+        return lg_fail(ctx, LG_EIO, "%s: cannot be created: %s", temporary, strerror(errno));
     lg_status status = write_all(ctx, path, fd, header->data, header->bytes);
     for (int64_t i = 0; i < n && status == LG_OK; i++) {
         int64_t count = 0;
         lg_shape_elements(tensors[i]->shape, tensors[i]->ndim, &count);
-        status = write_all(ctx, path, fd, tensors[i]->data, count * lg_dtype_bytes(tensors[i]->dtype));
+        status =
+            write_all(ctx, path, fd, tensors[i]->data, count * lg_dtype_bytes(tensors[i]->dtype));
     }
     if (status == LG_OK && fsync(fd) != 0)
         status = lg_fail(ctx, LG_EIO, "%s: cannot be synced: %s", path, strerror(errno));
     if (close(fd) != 0 && status == LG_OK)
         status = lg_fail(ctx, LG_EIO, "%s: cannot be closed: %s", path, strerror(errno));
     if (status == LG_OK && rename(temporary, path) != 0)
-        status = lg_fail(ctx, LG_EIO, "%s: cannot be renamed into place: %s", path, strerror(errno));
+        status =
+            lg_fail(ctx, LG_EIO, "%s: cannot be renamed into place: %s", path, strerror(errno));
     if (status != LG_OK) unlink(temporary);
     return status;
 }

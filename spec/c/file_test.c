@@ -90,7 +90,12 @@ static lg_status use_file(void) {
         for (int d = 0; d < t->ndim; d++) n *= t->shape[d];
         assert_true(n == 0 || n <= 1 << 20);
         float *data = malloc((size_t)n * 4 + 1);
-        lg_tensor y = {.data = data, .shape = {n}, .stride = {1}, .ndim = 1, .dtype = LG_F32, .device = LG_CPU};
+        lg_tensor y = {.data = data,
+                       .shape = {n},
+                       .stride = {1},
+                       .ndim = 1,
+                       .dtype = LG_F32,
+                       .device = LG_CPU};
         lg_file_read(ctx, file, i, &y);
         free(data);
     }
@@ -101,7 +106,8 @@ static lg_status use_file(void) {
 static void refuse_bytes(const void *data, size_t bytes, const char *check) {
     put_file(data, bytes);
     assert_int_equal(use_file(), LG_EFORMAT);
-    if (!strstr(lg_error(ctx), check)) fail_msg("error is '%s', wanted it to name '%s'", lg_error(ctx), check);
+    if (!strstr(lg_error(ctx), check))
+        fail_msg("error is '%s', wanted it to name '%s'", lg_error(ctx), check);
 }
 
 static void refuse(const char *header, size_t data_bytes, const char *check) {
@@ -109,9 +115,11 @@ static void refuse(const char *header, size_t data_bytes, const char *check) {
     refuse_bytes(m.data, m.n, check);
 }
 
-#define ONE(shape, begin, end) "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}}"
-#define TWO                                                                                                            \
-    "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"                  \
+#define ONE(shape, begin, end) \
+    "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}}"
+#define TWO                                                                                       \
+    "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0," \
+    "8]},"                                                                                        \
     "\"b\":{\"dtype\":\"BF16\",\"shape\":[1,2],\"data_offsets\":[8,12]}}"
 
 static void b63_sizes_of_the_file_are_not_trusted(void **state) {
@@ -150,7 +158,8 @@ static void b64_a_file_that_is_cut_is_refused(void **state) {
 static void b65_a_name_comes_once(void **state) {
     (void)state;
     refuse("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
-           "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2, "duplicate key a");
+           "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
+           2, "duplicate key a");
     image m = safetensors("{\"__metadata__\":{\"format\":\"pt\"}}   ", 0);
     put_file(m.data, m.n);
     lg_file *file;
@@ -165,9 +174,11 @@ static void b65_a_name_comes_once(void **state) {
 static void spans_cover_the_data_once(void **state) {
     (void)state;
     refuse("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
-           "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, "overlap");
+           "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}",
+           3, "overlap");
     refuse("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
-           "\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}", 3, "hole");
+           "\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}",
+           3, "hole");
 }
 
 static void headers_are_strict(void **state) {
@@ -192,7 +203,8 @@ static void headers_are_strict(void **state) {
 static void other_element_types_are_listed(void **state) {
     (void)state;
     image m = safetensors("{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[3],\"data_offsets\":[0,3]},"
-                          "\"b\":{\"dtype\":\"NEW\",\"shape\":[3],\"data_offsets\":[3,4]}}", 4);
+                          "\"b\":{\"dtype\":\"NEW\",\"shape\":[3],\"data_offsets\":[3,4]}}",
+                          4);
     put_file(m.data, m.n);
     lg_file *file;
     assert_int_equal(lg_file_open(ctx, path, &file), LG_OK);
@@ -200,7 +212,8 @@ static void other_element_types_are_listed(void **state) {
     assert_string_equal(lg_file_tensor_at(file, 0)->type, "F8_E4M3");
     assert_int_equal(lg_file_tensor_at(file, 1)->dtype, -1);
     float out[3];
-    lg_tensor y = {.data = out, .shape = {3}, .stride = {1}, .ndim = 1, .dtype = LG_F32, .device = LG_CPU};
+    lg_tensor y = {
+        .data = out, .shape = {3}, .stride = {1}, .ndim = 1, .dtype = LG_F32, .device = LG_CPU};
     assert_int_equal(lg_file_read(ctx, file, 0, &y), LG_EUNSUPPORTED);
     assert_int_equal(lg_file_read(ctx, file, 2, &y), LG_EINVAL);
     y.shape[0] = 2;
@@ -224,7 +237,8 @@ static void put_pair(image *m, const char *key, uint32_t kind) {
     put_int(m, kind, 4);
 }
 
-static void put_entry(image *m, const char *name, uint64_t inner, uint64_t outer, uint32_t type, uint64_t offset) {
+static void put_entry(image *m, const char *name, uint64_t inner, uint64_t outer, uint32_t type,
+                      uint64_t offset) {
     put_text(m, name);
     put_int(m, 2, 4);
     put_int(m, inner, 8);
@@ -251,11 +265,13 @@ static image gguf(void) {
     put_pair(&m, "f32", 6), put(&m, &f, 4);
     put_pair(&m, "bool", 7), put_int(&m, 1, 1);
     put_pair(&m, "string", 8), put_text(&m, "a\"\n\xff\xc3\xa9");
-    put_pair(&m, "array", 9), put_int(&m, 8, 4), put_int(&m, 2, 8), put_text(&m, "x"), put_text(&m, "");
+    put_pair(&m, "array", 9), put_int(&m, 8, 4), put_int(&m, 2, 8), put_text(&m, "x"),
+        put_text(&m, "");
     put_pair(&m, "u64", 10), put_int(&m, UINT64_MAX, 8);
     put_pair(&m, "i64", 11), put_int(&m, (uint64_t)INT64_MIN, 8);
     put_pair(&m, "f64", 12), put(&m, &d, 8);
-    put_pair(&m, "nested", 9), put_int(&m, 9, 4), put_int(&m, 1, 8), put_int(&m, 6, 4), put_int(&m, 1, 8), put(&m, &nan_, 4);
+    put_pair(&m, "nested", 9), put_int(&m, 9, 4), put_int(&m, 1, 8), put_int(&m, 6, 4),
+        put_int(&m, 1, 8), put(&m, &nan_, 4);
     put_pair(&m, "general.alignment", 4), put_int(&m, 16, 4);
     put_entry(&m, "f", 2, 3, 0, 0);
     put_entry(&m, "q8", 32, 1, 8, 32);
@@ -286,24 +302,28 @@ static void gguf_values_are_exact(void **state) {
     put_file(m.data, m.n);
     lg_file *file;
     if (lg_file_open(ctx, path, &file) != LG_OK) fail_msg("%s", lg_error(ctx));
-    assert_string_equal(lg_file_metadata(file, NULL),
-                        "{\"u8\":200,\"i8\":-128,\"u16\":65535,\"i16\":-1,\"u32\":4294967295,\"i32\":-2147483648,"
-                        "\"f32\":9.9999997473787516e-06,\"bool\":true,\"string\":\"a\\\"\\u000a\\u00ff\xc3\xa9\","
-                        "\"array\":[\"x\",\"\"],\"u64\":18446744073709551615,\"i64\":-9223372036854775808,"
-                        "\"f64\":0.10000000000000001,\"nested\":[[null]],\"general.alignment\":16}");
+    assert_string_equal(
+        lg_file_metadata(file, NULL),
+        "{\"u8\":200,\"i8\":-128,\"u16\":65535,\"i16\":-1,\"u32\":4294967295,\"i32\":-2147483648,"
+        "\"f32\":9.9999997473787516e-06,\"bool\":true,\"string\":\"a\\\"\\u000a\\u00ff\xc3\xa9\","
+        "\"array\":[\"x\",\"\"],\"u64\":18446744073709551615,\"i64\":-9223372036854775808,"
+        "\"f64\":0.10000000000000001,\"nested\":[[null]],\"general.alignment\":16}");
     assert_int_equal(lg_file_num_tensors(file), 5);
     const lg_file_tensor *t = lg_file_tensor_at(file, 0);
     assert_string_equal(t->name, "f");
     assert_int_equal(t->shape[0], 3);
     assert_int_equal(t->shape[1], 2);
     float out[32];
-    lg_tensor y = {.data = out, .shape = {32}, .stride = {1}, .ndim = 1, .dtype = LG_F32, .device = LG_CPU};
+    lg_tensor y = {
+        .data = out, .shape = {32}, .stride = {1}, .ndim = 1, .dtype = LG_F32, .device = LG_CPU};
     assert_int_equal(lg_file_read(ctx, file, 1, &y), LG_OK);
     for (int i = 0; i < 32; i++) assert_true(out[i] == 0.5f * (float)(i - 16));
     assert_int_equal(lg_file_read(ctx, file, 2, &y), LG_OK);
-    for (int i = 0; i < 16; i++) assert_true(out[i] == (float)(i - 2) && out[i + 16] == (float)(15 - i - 2));
+    for (int i = 0; i < 16; i++)
+        assert_true(out[i] == (float)(i - 2) && out[i + 16] == (float)(15 - i - 2));
     assert_int_equal(lg_file_read(ctx, file, 3, &y), LG_OK);
-    for (int i = 0; i < 16; i++) assert_true(out[i] == (float)(2 * (i - 8)) && out[i + 16] == (float)(2 * (7 - i)));
+    for (int i = 0; i < 16; i++)
+        assert_true(out[i] == (float)(2 * (i - 8)) && out[i + 16] == (float)(2 * (7 - i)));
     y.shape[0] = 2;
     assert_int_equal(lg_file_read(ctx, file, 4, &y), LG_OK);
     assert_true(out[0] == 0x1p-24f && isinf(out[1]) && out[1] < 0);
@@ -376,7 +396,8 @@ static void flipped_bytes_are_read_or_refused(void **state) {
 /* ---- conversion and writing ---- */
 
 static lg_tensor tensor(void *data, int32_t dtype, int64_t n) {
-    return (lg_tensor){.data = data, .shape = {n}, .stride = {1}, .ndim = 1, .dtype = dtype, .device = LG_CPU};
+    return (lg_tensor){
+        .data = data, .shape = {n}, .stride = {1}, .ndim = 1, .dtype = dtype, .device = LG_CPU};
 }
 
 static void written_files_read_back(void **state) {
@@ -384,11 +405,13 @@ static void written_files_read_back(void **state) {
     float a[6] = {1, -2, 3.5f, 1e-40f, INFINITY, -0.0f};
     unsigned char b[3] = {7, 8, 9};
     double c[2] = {0.1, 1e300};
-    lg_tensor x = tensor(a, LG_F32, 6), y = tensor(b, LG_U8, 3), z = tensor(c, LG_F64, 2), empty = tensor(NULL, LG_I64, 0);
+    lg_tensor x = tensor(a, LG_F32, 6), y = tensor(b, LG_U8, 3), z = tensor(c, LG_F64, 2),
+              empty = tensor(NULL, LG_I64, 0);
     x.shape[0] = 2, x.shape[1] = 3, x.ndim = 2, x.stride[0] = 3, x.stride[1] = 1;
     const char *names[] = {"x", "y\"\n", "z", "empty"};
     const lg_tensor *tensors[] = {&x, &y, &z, &empty};
-    if (lg_safetensors_write(ctx, path, names, tensors, 4, "{\"format\":\"pt\"}") != LG_OK) fail_msg("%s", lg_error(ctx));
+    if (lg_safetensors_write(ctx, path, names, tensors, 4, "{\"format\":\"pt\"}") != LG_OK)
+        fail_msg("%s", lg_error(ctx));
     lg_file *file;
     if (lg_file_open(ctx, path, &file) != LG_OK) fail_msg("%s", lg_error(ctx));
     assert_int_equal(lg_file_num_tensors(file), 4);
@@ -412,7 +435,8 @@ static void written_files_read_back(void **state) {
 static void conversions_round_once_to_even(void **state) {
     (void)state;
     /* 1 + 2^-8 is halfway between two bf16; a little more in f64 must round up although f32 cannot see it. */
-    double in[6] = {1 + 0x1p-8, 1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11, 1 + 0x1p-11 + 0x1p-40, 65520, -0x1.8p-25};
+    double in[6] = {1 + 0x1p-8, 1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11, 1 + 0x1p-11 + 0x1p-40, 65520,
+                    -0x1.8p-25};
     lg_tensor x = tensor(in, LG_F64, 6);
     const char *names[] = {"x"};
     const lg_tensor *tensors[] = {&x};
@@ -435,7 +459,8 @@ static void conversions_round_once_to_even(void **state) {
     static uint16_t all[65536], back[65536];
     static float wide[65536];
     for (int i = 0; i < 65536; i++) all[i] = (uint16_t)i;
-    lg_tensor h = tensor(all, LG_F16, 65536), w = tensor(wide, LG_F32, 65536), r = tensor(back, LG_F16, 65536);
+    lg_tensor h = tensor(all, LG_F16, 65536), w = tensor(wide, LG_F32, 65536),
+              r = tensor(back, LG_F16, 65536);
     const lg_tensor *halves[] = {&h}, *floats[] = {&w};
     assert_int_equal(lg_safetensors_write(ctx, path, names, halves, 1, NULL), LG_OK);
     assert_int_equal(lg_file_open(ctx, path, &file), LG_OK);
