@@ -1,0 +1,74 @@
+-- The only place that declares and loads the C library. Holds its namespace for the life of the program, the one context, and
+-- the way C's failures become Lua errors at the user's own line.
+local ffi = require("ffi")
+local abi = require("abi")
+
+local M = {}
+
+ffi.cdef(abi.cdef)
+
+-- libliger.so lies in the build folder above gen/abi.lua, or in lib/ beside share/ once installed.
+local function library_path()
+  local here = package.searchpath("abi", package.path):gsub("[^/]*$", "")
+  for _, path in ipairs({ here .. "../libliger.so", here .. "../../lib/libliger.so" }) do
+    local file = io.open(path, "rb")
+    if file then
+      file:close()
+      return path
+    end
+  end
+  return "libliger.so"
+end
+
+local C = ffi.load(library_path())
+if C.lg_abi_hash() ~= abi.hash then
+  error("libliger.so was built from other headers than abi.lua: rebuild it", 0)
+end
+
+M.C = C
+M.ctx = C.lg_context_open(C.LG_CPU)
+if M.ctx == nil then
+  error("no memory for a context", 0)
+end
+M.stats = C.lg_context_stats(M.ctx)
+
+-- The first stack level whose source is not the library's own.
+local function user_level()
+  local level = 3
+  while true do
+    local info = debug.getinfo(level, "S")
+    if not info then
+      return 0
+    end
+    local source = info.source
+    if info.what ~= "C" and source:sub(1, 1) ~= "=" and not source:find("/liger/[%w_/]+%.lua$") then
+      return level - 1
+    end
+    level = level + 1
+  end
+end
+
+--- Raises `message` at the line outside the library that led here.
+---@param message string
+function M.raise(message)
+  error(message, user_level())
+end
+
+--- Raises the library's own message when a C call failed.
+---@param status integer  an lg_status
+function M.check(status)
+  if status ~= 0 then
+    M.raise(ffi.string(C.lg_error(M.ctx)))
+  end
+end
+
+--- Sets the number of CPU threads; 0 takes all cores.
+---@param threads integer
+function M.set_threads(threads)
+  if type(threads) ~= "number" or threads % 1 ~= 0 then
+    M.raise(("threads: number is %s, wanted an integer"):format(tostring(threads)))
+  end
+  M.check(C.lg_context_set_threads(M.ctx, threads))
+end
+
+return M

@@ -1,0 +1,450 @@
+-- Composites of ops, tensor arithmetic, and the two heads whose backward needs more than a shape line can say.
+local autograd = require("liger.autograd")
+local lib = require("liger.ffi")
+local ops = require("liger.ops")
+local Tensor = require("liger.tensor")
+
+local M = {}
+local methods = Tensor.methods
+
+-- ---- making tensors ----
+
+local function size_list(op, ...)
+  local shape, dtype = { ... }, "f32"
+  if type(shape[#shape]) == "string" then
+    dtype = table.remove(shape)
+  end
+  for i, size in ipairs(shape) do
+    if type(size) ~= "number" then
+      lib.raise(("%s: size %d is %s, wanted a number"):format(op, i, type(size)))
+    end
+  end
+  return shape, dtype
+end
+
+--- A tensor of the value: `full(0.5, 2, 3, "f64")`.
+---@param value number
+---@param ... integer|string  sizes, then perhaps a dtype (f32)
+---@return liger.Tensor
+function M.full(value, ...)
+  local shape, dtype = size_list("full", ...)
+  return Tensor.empty(shape, dtype):fill_(value)
+end
+
+--- Zeros: `zeros(2, 3, "bf16")`.
+function M.zeros(...)
+  return M.full(0, ...)
+end
+
+--- Ones.
+function M.ones(...)
+  return M.full(1, ...)
+end
+
+--- A tensor of x's shape and dtype, filled with the value.
+function M.full_like(x, value)
+  return Tensor.empty(x.shape, x.dtype):fill_(value)
+end
+
+local generator = { seed = 0, stream = 0 }
+
+--- Seeds randn and rand; every call after it takes the next Philox stream.
+---@param seed integer
+function M.manual_seed(seed)
+  if type(seed) ~= "number" or seed % 1 ~= 0 then
+    lib.raise(("manual_seed: seed is %s, wanted a whole number"):format(tostring(seed)))
+  end
+  generator.seed, generator.stream = seed, 0
+end
+
+local function next_stream()
+  generator.stream = generator.stream + 1
+  return generator.stream
+end
+
+--- Normal numbers of mean 0 and deviation 1: `randn(2, 3)`.
+function M.randn(...)
+  local shape, dtype = size_list("randn", ...)
+  local y = Tensor.empty(shape, dtype)
+  ops.random_normal(generator.seed, next_stream(), 0, 1, y)
+  return y
+end
+
+--- Uniform numbers in (0, 1].
+function M.rand(...)
+  local shape, dtype = size_list("rand", ...)
+  local y = Tensor.empty(shape, dtype)
+  ops.random_uniform(generator.seed, next_stream(), y)
+  return y
+end
+
+-- ---- arithmetic ----
+
+--- scale * x + shift.
+M.affine = ops.affine
+
+local function add(a, b)
+  if type(b) == "number" then
+    return ops.affine(a, 1, b)
+  elseif type(a) == "number" then
+    return ops.affine(b, 1, a)
+  end
+  return ops.add(a, b)
+end
+
+local function sub(a, b)
+  if type(b) == "number" then
+    return ops.affine(a, 1, -b)
+  elseif type(a) == "number" then
+    return ops.affine(b, -1, a)
+  end
+  return ops.sub(a, b)
+end
+
+local function mul(a, b)
+  if type(b) == "number" then
+    return ops.affine(a, b, 0)
+  elseif type(a) == "number" then
+    return ops.affine(b, a, 0)
+  end
+  return ops.mul(a, b)
+end
+
+local function div(a, b)
+  if type(b) == "number" then
+    return ops.affine(a, 1 / b, 0)
+  elseif type(a) == "number" then
+    return ops.affine(ops.power(b, -1), a, 0)
+  end
+  return ops.div(a, b)
+end
+
+Tensor.__add, Tensor.__sub, Tensor.__mul, Tensor.__div = add, sub, mul, div
+
+function Tensor.__unm(x)
+  return ops.affine(x, -1, 0)
+end
+
+function Tensor.__pow(x, p)
+  return ops.power(x, p)
+end
+
+-- A number beside a tensor becomes a tensor.
+local function both(a, b)
+  if type(a) == "number" then
+    return M.full_like(b, a), b
+  elseif type(b) == "number" then
+    return a, M.full_like(a, b)
+  end
+  return a, b
+end
+
+--- The smaller of two, element by element; either may be a number.
+function M.minimum(a, b)
+  return ops.minimum(both(a, b))
+end
+
+--- The larger of two, element by element; either may be a number.
+function M.maximum(a, b)
+  return ops.maximum(both(a, b))
+end
+
+--- 1 where a < b, else 0.
+function M.lt(a, b)
+  return ops.less(both(a, b))
+end
+
+--- 1 where a <= b, else 0.
+function M.le(a, b)
+  return ops.less_equal(both(a, b))
+end
+
+--- 1 where a > b, else 0.
+function M.gt(a, b)
+  a, b = both(a, b)
+  return ops.less(b, a)
+end
+
+--- 1 where a >= b, else 0.
+function M.ge(a, b)
+  a, b = both(a, b)
+  return ops.less_equal(b, a)
+end
+
+--- 1 where a = b, else 0.
+function M.eq(a, b)
+  return ops.equal(both(a, b))
+end
+
+--- a where mask is not 0, else b; a and b may be numbers. What is not chosen is not read, a NaN there stays out.
+---@param mask liger.Tensor
+---@return liger.Tensor
+function M.where(mask, a, b)
+  if type(a) == "number" then
+    a = M.full_like(Tensor.is(b) and b or mask, a)
+  end
+  if type(b) == "number" then
+    b = M.full_like(a, b)
+  end
+  return ops.where(mask, a, b)
+end
+
+for _, name in ipairs({ "exp", "log", "abs", "sigmoid", "log_sigmoid", "sum", "clamp", "power", "gather" }) do
+  M[name] = ops[name]
+  methods[name] = ops[name]
+end
+for _, name in ipairs({ "minimum", "maximum", "lt", "le", "gt", "ge", "eq" }) do
+  methods[name] = M[name]
+end
+
+--- Square root.
+function M.sqrt(x)
+  return ops.power(x, 0.5)
+end
+methods.sqrt = M.sqrt
+
+--- Mean of all elements; 0 of none.
+---@return liger.Tensor []
+function M.mean(x)
+  return ops.affine(ops.sum(x), 1 / math.max(x:numel(), 1), 0)
+end
+methods.mean = M.mean
+
+--- Sum over the elements that the mask selects; what it does not select may be NaN.
+---@param x liger.Tensor     [*]
+---@param mask liger.Tensor  [*] 0 or 1
+---@return liger.Tensor      []
+function M.masked_sum(x, mask)
+  return ops.sum(M.where(mask, x, 0))
+end
+
+--- Mean over the elements that the mask selects; 0 when it selects none.
+---@param x liger.Tensor     [*]
+---@param mask liger.Tensor  [*] 0 or 1
+---@return liger.Tensor      []
+function M.masked_mean(x, mask)
+  local count = autograd.no_grad(ops.sum, mask):item()
+  return ops.affine(M.masked_sum(x, mask), 1 / math.max(count, 1), 0)
+end
+
+--- Sum over each packed sequence.
+---@param x liger.Tensor           [N]
+---@param cu_seqlens liger.Tensor  [S+1] i32
+---@return liger.Tensor            [S]
+M.segment_sum = ops.segment_sum
+
+-- ---- conversion ----
+
+local to_dtype = autograd.rule("to", function(saved, x, dtype)
+  saved.shape, saved.dtype = x.shape, x.dtype
+  local y = Tensor.empty(x.shape, dtype)
+  ops.copy(x, y)
+  return y
+end, function(saved, dy)
+  local dx = Tensor.empty(saved.shape, saved.dtype)
+  ops.copy(dy, dx)
+  return dx
+end)
+
+--- A copy in another dtype; the tensor itself when it has it already.
+---@param dtype string
+---@return liger.Tensor
+function methods:to(dtype)
+  if dtype == self.dtype then
+    return self
+  end
+  return to_dtype(self, dtype)
+end
+
+--- A dense copy.
+---@return liger.Tensor
+function methods:clone()
+  return to_dtype(self, self.dtype)
+end
+
+--- The tensor itself when it is dense, else a dense copy.
+---@return liger.Tensor
+function methods:contiguous()
+  return self:is_contiguous() and self or self:clone()
+end
+
+--- The k largest values of a vector with their 0-based positions: two Lua arrays, largest first, of equals the lower position.
+---@param k integer
+---@return number[] values
+---@return integer[] indices
+function methods:topk(k)
+  if #self.shape ~= 1 then
+    lib.raise(("topk: tensor is %s, wanted one dimension"):format(Tensor.shape_text(self.shape)))
+  end
+  local all, order = self:to_table(), {}
+  for i = 1, #all do
+    order[i] = i
+  end
+  table.sort(order, function(a, b)
+    if all[a] ~= all[b] then
+      return all[a] > all[b]
+    end
+    return a < b
+  end)
+  local values, indices = {}, {}
+  for i = 1, math.min(k, #all) do
+    values[i], indices[i] = all[order[i]], order[i] - 1
+  end
+  return values, indices
+end
+
+-- ---- heads ----
+
+local HEAD_DEFAULTS = {
+  bias = false, -- [V], or none
+  temperature = 1,
+  softcap = 0, -- 0: none
+  ignore = -100, -- targets that take no part
+  logits_budget = 2 ^ 29, -- bytes of logits that may be kept for the backward; above it they are recomputed
+}
+
+local function head_options(op, options)
+  local o = {}
+  for key, value in pairs(HEAD_DEFAULTS) do
+    o[key] = value
+  end
+  for key, value in pairs(options or {}) do
+    if HEAD_DEFAULTS[key] == nil and key ~= "scale" then
+      lib.raise(("%s: unknown option %s"):format(op, key))
+    end
+    o[key] = value
+  end
+  if not (type(o.temperature) == "number" and o.temperature > 0) then
+    lib.raise(("%s: temperature is %s, wanted a number above 0"):format(op, tostring(o.temperature)))
+  end
+  o.bias = o.bias or nil
+  return o
+end
+
+local function edge_of(x)
+  return autograd.state.recording and x and x.edge or false
+end
+
+local function acc_dtype(x)
+  return x.dtype == "f64" and "f64" or "f32"
+end
+
+local function linear_logprob_backward(node)
+  local o = node.options
+  local dlogp = autograd.incoming(node.out_logp, true)
+  local dentropy = autograd.incoming(node.out_entropy, false)
+  local dx, dx_add = autograd.dest(node[1], false)
+  local dw, dw_add = autograd.sum_dest(node[2])
+  local db, db_add = autograd.sum_dest(node[3])
+  ops.raw.linear_logprob_backward(
+    dlogp, dentropy, node.x, node.w, o.bias, node.target, dentropy and node.entropy, node.lse,
+    o.temperature, o.softcap, o.ignore, node.z, dx, dw, db
+  )
+  if dx_add then autograd.settle(node[1], dx) end
+  if dw_add then autograd.settle(node[2], dw) end
+  if db_add then autograd.settle(node[3], db) end
+end
+
+--- Log-probability of each target under softmax(x w^T), without the [N,V] logits beyond a chunk or the budget.
+---@param x liger.Tensor       [N,C] hidden states
+---@param w liger.Tensor       [V,C]
+---@param target liger.Tensor  [N] i32; -100: no target, outputs 0
+---@param options? table       bias, temperature, softcap, ignore, logits_budget (bytes)
+---@return liger.Tensor logp    [N], nats
+---@return liger.Tensor entropy [N], nats
+---@return liger.Tensor lse     [N]; takes no gradient
+function M.linear_logprob(x, w, target, options)
+  local o = head_options("linear_logprob", options)
+  local edges = { edge_of(x), edge_of(w), edge_of(o.bias) }
+  local wanted = edges[1] or edges[2] or edges[3]
+  local N, acc = x.shape[1] or 0, acc_dtype(x)
+  local logp, entropy, lse = Tensor.empty({ N }, acc), Tensor.empty({ N }, acc), Tensor.empty({ N }, acc)
+  local z
+  if wanted and N * (w.shape[1] or 0) * Tensor.dtype_bytes[acc] <= o.logits_budget then
+    z = Tensor.empty({ N, w.shape[1] }, acc)
+  end
+  ops.raw.linear_logprob(x, w, o.bias, target, o.temperature, o.softcap, o.ignore, logp, entropy, lse, z)
+  if wanted then
+    local node = autograd.new_node(linear_logprob_backward, edges)
+    node.x, node.w, node.target, node.options, node.z = x, w, target, o, z
+    node.lse, node.entropy = lse, entropy
+    node.out_logp = autograd.new_edge(node, logp)
+    node.out_entropy = autograd.new_edge(node, entropy)
+  end
+  return logp, entropy, lse
+end
+
+local function linear_cross_entropy_backward(node)
+  local dy = autograd.incoming(node.out_loss, true)
+  if dy:item() ~= 1 then
+    lib.raise(
+      ("linear_cross_entropy: gradient from above is %g, wanted 1; pass the factor as scale"):format(dy:item())
+    )
+  end
+  if node.grad_x then
+    autograd.give(node[1], node.grad_x)
+  end
+end
+
+--- scale * sum of the cross entropy of each target. The gradients are made here, in the forward: the weight's go straight into its
+--- `.grad`, and the backward accepts no other factor than 1.
+---@param x liger.Tensor       [N,C] hidden states
+---@param w liger.Tensor       [V,C]
+---@param target liger.Tensor  [N] i32; -100: no target
+---@param options? table       scale (default 1 / number of targets), bias, softcap, ignore
+---@return liger.Tensor loss   []
+---@return { loss: liger.Tensor, entropy: liger.Tensor, predicted: liger.Tensor } rows  [N] each
+function M.linear_cross_entropy(x, w, target, options)
+  local o = head_options("linear_cross_entropy", options)
+  local N, acc = x.shape[1] or 0, acc_dtype(x)
+  if not o.scale then
+    local kept, ids = 0, target:data()
+    for i = 0, target:numel() - 1 do
+      if ids[i] ~= o.ignore then
+        kept = kept + 1
+      end
+    end
+    o.scale = 1 / math.max(kept, 1)
+  end
+  local edges = { edge_of(x), edge_of(w), edge_of(o.bias) }
+  local rows = {
+    loss = Tensor.empty({ N }, acc),
+    entropy = Tensor.empty({ N }, acc),
+    predicted = Tensor.empty({ N }, "i32"),
+  }
+  local grad_x = edges[1] and Tensor.empty(x.shape, x.dtype) or nil
+  local grad_w, grad_b
+  for i = 2, 3 do
+    if edges[i] and not edges[i].leaf then
+      lib.raise("linear_cross_entropy: weight and bias must be leaves; use linear_logprob for a computed weight")
+    end
+  end
+  grad_w, grad_b = autograd.sum_dest(edges[2]), autograd.sum_dest(edges[3])
+  ops.raw.linear_cross_entropy(
+    x, w, o.bias, target, o.scale, o.softcap, o.ignore, rows.loss, rows.entropy, rows.predicted, grad_x, grad_w, grad_b
+  )
+  local loss = autograd.no_grad(function()
+    return ops.affine(ops.sum(rows.loss), o.scale, 0)
+  end)
+  if edges[1] or edges[2] or edges[3] then
+    local node = autograd.new_node(linear_cross_entropy_backward, edges)
+    node.grad_x = grad_x
+    node.out_loss = autograd.new_edge(node, loss)
+  end
+  return loss, rows
+end
+
+--- Draws a token a row.
+---@param z liger.Tensor         [B,V] logits as linear_logits gives them, temperature included
+---@param sequence liger.Tensor  [B] i64, the sequence's own number: the draw depends on (seed, sequence, position) only
+---@param position liger.Tensor  [B] i32
+---@param options table          seed, top_k (0: off), top_p (1: off), min_p (0: off), greedy
+---@return liger.Tensor id       [B] i32
+---@return liger.Tensor logp     [B] under the whole softmax(z)
+function M.sample(z, sequence, position, options)
+  local o = options
+  local top_k = o.greedy and 1 or math.max(o.top_k or 0, 0)
+  return ops.sample(z, sequence, position, o.seed or 0, top_k, o.top_p or 1, o.min_p or 0)
+end
+
+return M

@@ -1,0 +1,170 @@
+-- Who owns bytes: storages, scopes that free what was made in them, and the policy that makes Lua collect when C's memory grows.
+-- Lua sees a few dozen bytes a tensor, so the collector alone would let memory fill up; the byte counts live in C.
+local ffi = require("ffi")
+local lib = require("liger.ffi")
+
+local C, ctx, stats = lib.C, lib.ctx, lib.stats
+
+local M = {}
+
+local MIB = 2 ^ 20
+local HEADROOM = 32 * MIB -- bytes that may pile up unreachable before a collection
+
+local limit = HEADROOM -- live bytes at which Lua collects
+local pool = {} -- parked blocks by size
+local parked_bytes = 0
+local scope -- the innermost open scope: { n = count, outer = scope, storages... }, weak in its storages
+local weak = { __mode = "v" }
+
+---@class liger.Storage
+---@field ptr ffi.cdata*|nil  nil once released
+---@field bytes integer
+---@field dead boolean|nil    released: its tensors can no longer be used
+---@field kept boolean|nil    outlives its scope
+---@field holds integer|nil   gradients that share it, see autograd.lua
+
+-- Sizes are rounded to an eighth of a power of two, so that batches of nearly the same length share blocks.
+local function round_up(bytes)
+  if bytes <= 512 then
+    return math.ceil(bytes / 64) * 64
+  end
+  local _, exponent = math.frexp(bytes - 1)
+  local step = 2 ^ (exponent - 4)
+  return math.ceil(bytes / step) * step
+end
+
+--- Gives parked blocks back to the system.
+function M.trim()
+  for bytes, list in pairs(pool) do
+    for i = 1, #list do
+      C.lg_free(ffi.gc(list[i], nil))
+    end
+    pool[bytes] = nil
+  end
+  parked_bytes = 0
+end
+
+-- Collects until nothing more comes back, then sets the next limit.
+local function collect()
+  collectgarbage()
+  collectgarbage()
+  limit = math.max(HEADROOM, stats.live_bytes * 1.4 + HEADROOM)
+end
+
+--- A storage of at least `bytes`, not initialised.
+---@param bytes integer
+---@return liger.Storage
+function M.alloc(bytes)
+  bytes = round_up(bytes)
+  local list = pool[bytes]
+  local ptr = list and list[#list]
+  if ptr then
+    list[#list] = nil
+    parked_bytes = parked_bytes - bytes
+    C.lg_unpark(ptr)
+  else
+    if stats.live_bytes + bytes > limit then
+      collect()
+    end
+    if parked_bytes > stats.live_bytes + HEADROOM then
+      M.trim()
+    end
+    ptr = C.lg_alloc(ctx, bytes)
+    if ptr == nil then
+      M.trim()
+      collect()
+      ptr = C.lg_alloc(ctx, bytes)
+    end
+    if ptr == nil then
+      lib.raise(
+        ("out of memory: wanted %.1f MiB with %.1f MiB live; use smaller batches"):format(
+          bytes / MIB,
+          stats.live_bytes / MIB
+        )
+      )
+    end
+    ptr = ffi.gc(ptr, C.lg_free)
+  end
+  local storage = { ptr = ptr, bytes = bytes }
+  if scope then
+    local n = scope.n + 1
+    scope.n = n
+    scope[n] = storage
+  end
+  return storage
+end
+
+--- Gives a storage back at once. Its tensors become unusable.
+---@param storage liger.Storage
+function M.release(storage)
+  local ptr = storage.ptr
+  if not ptr or storage.foreign then
+    return
+  end
+  storage.ptr = nil
+  storage.dead = true
+  C.lg_park(ptr)
+  local list = pool[storage.bytes]
+  if not list then
+    list = {}
+    pool[storage.bytes] = list
+  end
+  list[#list + 1] = ptr
+  parked_bytes = parked_bytes + storage.bytes
+end
+
+--- Opens a scope: what is allocated from here on is released when it closes.
+---@return table scope
+function M.open_scope()
+  scope = setmetatable({ n = 0, outer = scope }, weak)
+  return scope
+end
+
+--- Closes a scope and those opened inside it that are still open.
+---@param closing table  what open_scope returned
+function M.close_scope(closing)
+  local open = scope
+  while open and open ~= closing do
+    open = open.outer
+  end
+  if not open then
+    return
+  end
+  repeat
+    local inner = scope
+    scope = inner.outer
+    for i = 1, inner.n do
+      local storage = inner[i]
+      if storage and not storage.dead then
+        if not storage.kept then
+          M.release(storage)
+        elseif type(storage.kept) == "number" then
+          -- Returned from the scope: it lives on in the one around.
+          storage.kept = nil
+          if scope then
+            scope.n = scope.n + 1
+            scope[scope.n] = storage
+          end
+        end
+      end
+    end
+  until inner == closing
+end
+
+--- True while a scope is open.
+function M.in_scope()
+  return scope ~= nil
+end
+
+--- Bytes handed out, their peak, and bytes held from the system.
+---@return { live: number, peak: number, reserved: number }
+function M.stats()
+  return { live = stats.live_bytes, peak = stats.peak_bytes, reserved = stats.reserved_bytes }
+end
+
+--- The next peak counts from what is live now.
+function M.reset_peak()
+  C.lg_stats_reset_peak(ctx)
+end
+
+return M
