@@ -25,8 +25,8 @@ void lg_philox(uint64_t seed, uint64_t subsequence, uint64_t offset, int64_t n, 
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     uint64_t block = offset / 4;
     for (int64_t i = -(int64_t)(offset % 4); i < n; i += 4, block++) {
-        const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)subsequence,
-                                     (uint32_t)(subsequence >> 32)};
+        const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32),
+                                     (uint32_t)subsequence, (uint32_t)(subsequence >> 32)};
         uint32_t out[4];
         philox4x32_10(counter, key, out);
         for (int64_t j = i < 0 ? -i : 0; j < 4 && i + j < n; j++) words[i + j] = out[j];

@@ -8,15 +8,16 @@ typedef struct rates {
 } rates;
 
 /* One element; `keep` is what decay leaves, `rate` and `vhat` hold the bias corrections. */
-__attribute__((always_inline)) static inline double step_of(double g, double p, double *m, double *v,
-                                                            const rates *r) {
+__attribute__((always_inline)) static inline double step_of(double g, double p, double *m,
+                                                            double *v, const rates *r) {
     g *= r->grad_scale;
     *m = r->beta1 * *m + (1 - r->beta1) * g;
     *v = r->beta2 * *v + (1 - r->beta2) * g * g;
     return r->keep * p - r->rate * *m / (sqrt(*v * r->vhat) + r->eps);
 }
 
-static void adamw_f32(const float *g, float *p, float *m, float *v, int64_t n, rates r, int threads) {
+static void adamw_f32(const float *g, float *p, float *m, float *v, int64_t n, rates r,
+                      int threads) {
 #pragma omp parallel for simd num_threads(threads) schedule(static)
     for (int64_t i = 0; i < n; i++) {
         double mi = m[i], vi = v[i];
@@ -27,11 +28,14 @@ static void adamw_f32(const float *g, float *p, float *m, float *v, int64_t n, r
 }
 
 lg_status cpu_adamw(lg_context *ctx, const lg_tensor *g, double grad_scale, double lr, double beta1,
-                    double beta2, double eps, double weight_decay, int64_t step, lg_tensor *p, lg_tensor *m,
-                    lg_tensor *v) {
-    if (step < 1) return lg_fail(ctx, LG_EINVAL, "adamw: step is %lld, wanted at least 1", (long long)step);
-    if (!(beta1 >= 0 && beta1 < 1)) return lg_fail(ctx, LG_EINVAL, "adamw: beta1 is %g, wanted [0, 1)", beta1);
-    if (!(beta2 >= 0 && beta2 < 1)) return lg_fail(ctx, LG_EINVAL, "adamw: beta2 is %g, wanted [0, 1)", beta2);
+                    double beta2, double eps, double weight_decay, int64_t step, lg_tensor *p,
+                    lg_tensor *m, lg_tensor *v) {
+    if (step < 1)
+        return lg_fail(ctx, LG_EINVAL, "adamw: step is %lld, wanted at least 1", (long long)step);
+    if (!(beta1 >= 0 && beta1 < 1))
+        return lg_fail(ctx, LG_EINVAL, "adamw: beta1 is %g, wanted [0, 1)", beta1);
+    if (!(beta2 >= 0 && beta2 < 1))
+        return lg_fail(ctx, LG_EINVAL, "adamw: beta2 is %g, wanted [0, 1)", beta2);
     const rates r = {.grad_scale = grad_scale,
                      .keep = 1 - lr * weight_decay,
                      .beta1 = beta1,

@@ -28,8 +28,8 @@ lg_status cpu_mul(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_te
     return LG_OK;
 }
 
-lg_status cpu_mul_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a, const lg_tensor *b,
-                           lg_tensor *da, lg_tensor *db) {
+lg_status cpu_mul_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a,
+                           const lg_tensor *b, lg_tensor *da, lg_tensor *db) {
     if (da) MAP2(da, dy, b, u * v);
     if (db) MAP2(db, dy, a, u * v);
     return LG_OK;
@@ -40,8 +40,8 @@ lg_status cpu_div(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_te
     return LG_OK;
 }
 
-lg_status cpu_div_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a, const lg_tensor *b,
-                           lg_tensor *da, lg_tensor *db) {
+lg_status cpu_div_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a,
+                           const lg_tensor *b, lg_tensor *da, lg_tensor *db) {
     if (da) MAP2(da, dy, b, u / v);
     if (db) MAP3(db, dy, a, b, -(u / w) * (v / w));
     return LG_OK;
@@ -53,8 +53,8 @@ lg_status cpu_minimum(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, l
     return LG_OK;
 }
 
-lg_status cpu_minimum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a, const lg_tensor *b,
-                               lg_tensor *da, lg_tensor *db) {
+lg_status cpu_minimum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a,
+                               const lg_tensor *b, lg_tensor *da, lg_tensor *db) {
     if (da) MAP3(da, dy, a, b, v > w ? 0 : v == w ? u / 2 : u);
     if (db) MAP3(db, dy, a, b, w > v ? 0 : v == w ? u / 2 : u);
     return LG_OK;
@@ -65,8 +65,8 @@ lg_status cpu_maximum(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, l
     return LG_OK;
 }
 
-lg_status cpu_maximum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a, const lg_tensor *b,
-                               lg_tensor *da, lg_tensor *db) {
+lg_status cpu_maximum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a,
+                               const lg_tensor *b, lg_tensor *da, lg_tensor *db) {
     if (da) MAP3(da, dy, a, b, v < w ? 0 : v == w ? u / 2 : u);
     if (db) MAP3(db, dy, a, b, w < v ? 0 : v == w ? u / 2 : u);
     return LG_OK;

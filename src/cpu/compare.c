@@ -22,8 +22,8 @@ lg_status cpu_where(lg_context *ctx, const lg_tensor *mask, const lg_tensor *a, 
     return LG_OK;
 }
 
-lg_status cpu_where_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *mask, lg_tensor *da,
-                             lg_tensor *db) {
+lg_status cpu_where_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *mask,
+                             lg_tensor *da, lg_tensor *db) {
     if (da) MAP2(da, dy, mask, v != 0 ? u : 0);
     if (db) MAP2(db, dy, mask, v != 0 ? 0 : u);
     return LG_OK;

@@ -100,7 +100,8 @@ static void accumulate_row(const lg_tensor *x, int64_t xi, lg_tensor *y, int64_t
         const uint16_t *px = (const uint16_t *)x->data + xi;
         uint16_t *py = (uint16_t *)y->data + yi;
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) py[i] = f32_to_bf16(bf16_to_f32(py[i]) + bf16_to_f32(px[i]));
+        for (int64_t i = 0; i < n; i++)
+            py[i] = f32_to_bf16(bf16_to_f32(py[i]) + bf16_to_f32(px[i]));
     } else {
         for (int64_t i = 0; i < n; i++) store(y, yi + i, load(y, yi + i) + load(x, xi + i));
     }

@@ -10,30 +10,31 @@ enum { MAP_GRAIN = 65536 };
 
 #define MAP1(y, a, EXPR) MAP3(y, a, a, a, EXPR)
 #define MAP2(y, a, b, EXPR) MAP3(y, a, b, b, EXPR)
-#define MAP3(y, a, b, c, EXPR)                                                                     \
-    do {                                                                                           \
-        const int64_t n_ = tensor_numel(y);                                                        \
-        const int threads_ = op_threads(ctx, n_, MAP_GRAIN);                                       \
-        if ((y)->dtype == LG_F32)                                                                  \
-            MAP_LOOP(float, (double), (float), y, a, b, c, EXPR);                                  \
-        else if ((y)->dtype == LG_F64)                                                             \
-            MAP_LOOP(double, (double), (double), y, a, b, c, EXPR);                                \
-        else if ((y)->dtype == LG_BF16)                                                            \
-            MAP_LOOP(uint16_t, bf16_to_f32, f32_to_bf16, y, a, b, c, EXPR);                        \
-        else                                                                                       \
-            MAP_LOOP(uint16_t, f16_to_f32, f32_to_f16, y, a, b, c, EXPR);                          \
+#define MAP3(y, a, b, c, EXPR)                                              \
+    do {                                                                    \
+        const int64_t n_ = tensor_numel(y);                                 \
+        const int threads_ = op_threads(ctx, n_, MAP_GRAIN);                \
+        if ((y)->dtype == LG_F32)                                           \
+            MAP_LOOP(float, (double), (float), y, a, b, c, EXPR);           \
+        else if ((y)->dtype == LG_F64)                                      \
+            MAP_LOOP(double, (double), (double), y, a, b, c, EXPR);         \
+        else if ((y)->dtype == LG_BF16)                                     \
+            MAP_LOOP(uint16_t, bf16_to_f32, f32_to_bf16, y, a, b, c, EXPR); \
+        else                                                                \
+            MAP_LOOP(uint16_t, f16_to_f32, f32_to_f16, y, a, b, c, EXPR);   \
     } while (0)
 
-#define MAP_LOOP(T, GET, PUT, y, a, b, c, EXPR)                                                    \
-    do {                                                                                           \
-        const T *pa_ = (a)->data, *pb_ = (b)->data, *pc_ = (c)->data;                              \
-        T *py_ = (y)->data;                                                                        \
-        _Pragma("omp parallel for simd num_threads(threads_) schedule(static)")                    \
-        for (int64_t i_ = 0; i_ < n_; i_++) {                                                      \
-            const double u = GET(pa_[i_]), v = GET(pb_[i_]), w = GET(pc_[i_]);                     \
-            (void)u, (void)v, (void)w;                                                             \
-            py_[i_] = PUT(EXPR);                                                                   \
-        }                                                                                          \
+#define MAP_LOOP(T, GET, PUT, y, a, b, c, EXPR)                                                   \
+    do {                                                                                          \
+        const T *pa_ = (a)->data, *pb_ = (b)->data, *pc_ = (c)->data;                             \
+        T *py_ = (y)->data;                                                                       \
+        _Pragma(                                                                                  \
+            "omp parallel for simd num_threads(threads_) schedule(static)") for (int64_t i_ = 0;  \
+                                                                                 i_ < n_; i_++) { \
+            const double u = GET(pa_[i_]), v = GET(pb_[i_]), w = GET(pc_[i_]);                    \
+            (void)u, (void)v, (void)w;                                                            \
+            py_[i_] = PUT(EXPR);                                                                  \
+        }                                                                                         \
     } while (0)
 
 #endif

@@ -18,7 +18,8 @@ lg_status cpu_random_uniform(lg_context *ctx, int64_t seed, int64_t stream, lg_t
 }
 
 /* The cosine comes first (Box and Muller 1958, equation 1); the last element of an odd number has no partner. */
-lg_status cpu_random_normal(lg_context *ctx, int64_t seed, int64_t stream, double mean, double std, lg_tensor *y) {
+lg_status cpu_random_normal(lg_context *ctx, int64_t seed, int64_t stream, double mean, double std,
+                            lg_tensor *y) {
     const int64_t n = tensor_numel(y);
     const int threads = op_threads(ctx, n, 4 * BLOCK);
 #pragma omp parallel for num_threads(threads) schedule(static)

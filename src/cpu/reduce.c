@@ -68,18 +68,20 @@ lg_status cpu_sum_squares(lg_context *ctx, const lg_tensor *x, lg_tensor *y) {
 /* ---- segment_sum ---- */
 
 /* Segments lie within the row and do not run backwards; they need not cover it. */
-static lg_status check_segments(lg_context *ctx, const char *op, const lg_tensor *cu_seqlens, int64_t n) {
+static lg_status check_segments(lg_context *ctx, const char *op, const lg_tensor *cu_seqlens,
+                                int64_t n) {
     const int32_t *cu = cu_seqlens->data;
     for (int64_t s = 0; s < cu_seqlens->shape[0]; s++) {
         const int64_t low = s > 0 ? cu[s - 1] : 0;
         if (cu[s] < low || cu[s] > n)
-            return lg_fail(ctx, LG_EINVAL, "%s: cu_seqlens[%lld] is %d, wanted [%lld, %lld]", op, (long long)s,
-                           cu[s], (long long)low, (long long)n);
+            return lg_fail(ctx, LG_EINVAL, "%s: cu_seqlens[%lld] is %d, wanted [%lld, %lld]", op,
+                           (long long)s, cu[s], (long long)low, (long long)n);
     }
     return LG_OK;
 }
 
-lg_status cpu_segment_sum(lg_context *ctx, const lg_tensor *x, const lg_tensor *cu_seqlens, lg_tensor *y) {
+lg_status cpu_segment_sum(lg_context *ctx, const lg_tensor *x, const lg_tensor *cu_seqlens,
+                          lg_tensor *y) {
     const int32_t *cu = cu_seqlens->data;
     LG_TRY(check_segments(ctx, "segment_sum", cu_seqlens, x->shape[0]));
     for (int64_t s = 0; s < y->shape[0]; s++) {
@@ -90,8 +92,8 @@ lg_status cpu_segment_sum(lg_context *ctx, const lg_tensor *x, const lg_tensor *
     return LG_OK;
 }
 
-lg_status cpu_segment_sum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *cu_seqlens,
-                                   lg_tensor *dx) {
+lg_status cpu_segment_sum_backward(lg_context *ctx, const lg_tensor *dy,
+                                   const lg_tensor *cu_seqlens, lg_tensor *dx) {
     if (!dx) return LG_OK;
     const int32_t *cu = cu_seqlens->data;
     LG_TRY(check_segments(ctx, "segment_sum_backward", cu_seqlens, dx->shape[0]));
@@ -103,12 +105,13 @@ lg_status cpu_segment_sum_backward(lg_context *ctx, const lg_tensor *dy, const l
 
 /* ---- gather ---- */
 
-static lg_status check_index(lg_context *ctx, const char *op, const lg_tensor *index, int64_t size) {
+static lg_status check_index(lg_context *ctx, const char *op, const lg_tensor *index,
+                             int64_t size) {
     const int32_t *at = index->data;
     for (int64_t n = 0; n < index->shape[0]; n++)
         if (at[n] < 0 || at[n] >= size)
-            return lg_fail(ctx, LG_EINVAL, "%s: index[%lld] is %d, wanted [0, %lld)", op, (long long)n, at[n],
-                           (long long)size);
+            return lg_fail(ctx, LG_EINVAL, "%s: index[%lld] is %d, wanted [0, %lld)", op,
+                           (long long)n, at[n], (long long)size);
     return LG_OK;
 }
 
@@ -119,7 +122,8 @@ lg_status cpu_gather(lg_context *ctx, const lg_tensor *x, const lg_tensor *index
     return LG_OK;
 }
 
-lg_status cpu_gather_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *index, lg_tensor *dx) {
+lg_status cpu_gather_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *index,
+                              lg_tensor *dx) {
     if (!dx) return LG_OK;
     const int32_t *at = index->data;
     const int64_t size = dx->shape[0];

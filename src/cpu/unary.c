@@ -1,7 +1,8 @@
 /* Element-wise functions of one tensor. In a backward u is dy and v the op's input or its result, as ops.h has it. */
 #include "map.h"
 
-lg_status cpu_affine(lg_context *ctx, const lg_tensor *x, double scale, double shift, lg_tensor *y) {
+lg_status cpu_affine(lg_context *ctx, const lg_tensor *x, double scale, double shift,
+                     lg_tensor *y) {
     MAP1(y, x, scale * u + shift);
     return LG_OK;
 }
@@ -16,7 +17,8 @@ lg_status cpu_exp(lg_context *ctx, const lg_tensor *x, lg_tensor *y) {
     return LG_OK;
 }
 
-lg_status cpu_exp_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y, lg_tensor *dx) {
+lg_status cpu_exp_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y,
+                           lg_tensor *dx) {
     if (dx) MAP2(dx, dy, y, u * v);
     return LG_OK;
 }
@@ -26,7 +28,8 @@ lg_status cpu_log(lg_context *ctx, const lg_tensor *x, lg_tensor *y) {
     return LG_OK;
 }
 
-lg_status cpu_log_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, lg_tensor *dx) {
+lg_status cpu_log_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                           lg_tensor *dx) {
     if (dx) MAP2(dx, dy, x, u / v);
     return LG_OK;
 }
@@ -36,7 +39,8 @@ lg_status cpu_abs(lg_context *ctx, const lg_tensor *x, lg_tensor *y) {
     return LG_OK;
 }
 
-lg_status cpu_abs_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, lg_tensor *dx) {
+lg_status cpu_abs_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                           lg_tensor *dx) {
     if (dx) MAP2(dx, dy, x, v > 0 ? u : v < 0 ? -u : 0);
     return LG_OK;
 }
@@ -64,7 +68,8 @@ lg_status cpu_sigmoid(lg_context *ctx, const lg_tensor *x, lg_tensor *y) {
     return LG_OK;
 }
 
-lg_status cpu_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y, lg_tensor *dx) {
+lg_status cpu_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y,
+                               lg_tensor *dx) {
     if (dx) MAP2(dx, dy, y, u * v * (1 - v));
     return LG_OK;
 }
@@ -74,7 +79,8 @@ lg_status cpu_log_sigmoid(lg_context *ctx, const lg_tensor *x, lg_tensor *y) {
     return LG_OK;
 }
 
-lg_status cpu_log_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, lg_tensor *dx) {
+lg_status cpu_log_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                                   lg_tensor *dx) {
     if (dx) MAP2(dx, dy, x, u * sigmoid(-v));
     return LG_OK;
 }
