@@ -1,0 +1,132 @@
+/* Attention's backward. A task is one key/value head of one sequence: its query heads in order, queries in blocks, keys in
+ * blocks, with dk and dv summed in fp32 in the task's memory. Probabilities are made again from the saved log-sum-exp. */
+#include "attention.h"
+
+enum { QUERIES = 32, KEYS = 256 }; /* a block's two matrices of 32 KiB stay in the second-level cache */
+
+typedef struct workspace {
+    float *k_panels, *v_panels, *k, *dk, *dv; /* all keys of the sequence */
+    float *q, *dy, *dq;                       /* a block of queries */
+    float *p, *ds;                            /* [QUERIES, KEYS] */
+} workspace;
+
+static int64_t workspace_floats(int64_t longest, int64_t D) {
+    return round_up16(D) * (5 * round_up16(longest) + 3 * QUERIES) + 2 * QUERIES * KEYS;
+}
+
+static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
+    const int64_t keys = round_up16(longest) * round_up16(D), queries = QUERIES * round_up16(D);
+    workspace ws = {.k_panels = memory};
+    ws.v_panels = ws.k_panels + keys;
+    ws.k = ws.v_panels + keys;
+    ws.dk = ws.k + keys;
+    ws.dv = ws.dk + keys;
+    ws.q = ws.dv + keys;
+    ws.dy = ws.q + queries;
+    ws.dq = ws.dy + queries;
+    ws.p = ws.dq + queries;
+    ws.ds = ws.p + QUERIES * KEYS;
+    return ws;
+}
+
+/* Of one row: p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp; the first n of `width` keys count. */
+static void row_backward(float *p, float *ds, int64_t n, int64_t width, float lse, float delta, float scale) {
+    for (int64_t j = 0; j < n; j++) {
+        p[j] = exp_f32(p[j] - lse);
+        ds[j] = scale * p[j] * (ds[j] - delta);
+    }
+    for (int64_t j = n; j < width; j++) p[j] = ds[j] = 0.0f;
+}
+
+/* Queries [i0, i0 + rows) of a head: `lse` and `delta` are theirs. */
+static void block_backward(const workspace *ws, int64_t T, int64_t i0, int64_t rows, int64_t D, const float *lse,
+                           const float *delta, float scale, bool causal, bool want_dq, bool want_dk, bool want_dv) {
+    const int64_t width = round_up16(D), end = causal ? i0 + rows : T;
+    if (want_dq) memset(ws->dq, 0, (size_t)(rows * width) * 4);
+    for (int64_t j0 = 0; j0 < end; j0 += KEYS) {
+        const int64_t n = end - j0 < KEYS ? end - j0 : KEYS;
+        tile_scores(ws->q, width, rows, ws->k_panels + j0 * width, n, D, scale, ws->p, KEYS);
+        tile_scores(ws->dy, width, rows, ws->v_panels + j0 * width, n, D, 1.0f, ws->ds, KEYS);
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t seen = causal ? i0 + r + 1 - j0 : n;
+            seen = seen < 0 ? 0 : seen > n ? n : seen;
+            row_backward(ws->p + r * KEYS, ws->ds + r * KEYS, seen, n, lse[r], delta[r], scale);
+        }
+        if (want_dq) tile_accumulate(ws->ds, KEYS, 1, rows, ws->k + j0 * width, n, width, ws->dq);
+        if (want_dk) tile_accumulate(ws->ds, 1, KEYS, n, ws->q, rows, width, ws->dk + j0 * width);
+        if (want_dv) tile_accumulate(ws->p, 1, KEYS, n, ws->dy, rows, width, ws->dv + j0 * width);
+    }
+}
+
+static void store_rows(const float *rows, int64_t n0, int64_t n, int64_t h, lg_tensor *out) {
+    const int64_t D = out->shape[2];
+    for (int64_t n1 = n0; n1 < n0 + n; n1++, rows += round_up16(D)) {
+        const int64_t offset = n1 * out->stride[0] + h * out->stride[1];
+        if (out->dtype == LG_F32)
+            memcpy((float *)out->data + offset, rows, (size_t)D * 4);
+        else
+            store_row(out, offset, D, rows);
+    }
+}
+
+/* A sequence of T tokens from `first` on, key/value head g. */
+static void head_backward(const workspace *ws, const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k,
+                          const lg_tensor *v, const lg_tensor *y, const lg_tensor *lse, int64_t first, int64_t T,
+                          int64_t g, float scale, bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv) {
+    const int64_t H = q->shape[1], D = q->shape[2], width = round_up16(D), group = H / k->shape[1];
+    const head_rows k_rows = head_rows_of(k, first, g), v_rows = head_rows_of(v, first, g);
+    pack_panels(&k_rows, T, D, ws->k_panels);
+    pack_panels(&v_rows, T, D, ws->v_panels);
+    if (dq) pack_rows(&k_rows, 0, T, D, ws->k);
+    if (dk) memset(ws->dk, 0, (size_t)(T * width) * 4);
+    if (dv) memset(ws->dv, 0, (size_t)(T * width) * 4);
+    for (int64_t h = g * group; h < (g + 1) * group; h++) {
+        const head_rows q_rows = head_rows_of(q, first, h), dy_rows = head_rows_of(dy, first, h);
+        const head_rows y_rows = head_rows_of(y, first, h);
+        for (int64_t i = 0; i < T; i += QUERIES) {
+            const int64_t rows = T - i < QUERIES ? T - i : QUERIES;
+            float row_lse[QUERIES], delta[QUERIES];
+            /* dq's room holds y until the block starts. */
+            pack_rows(&q_rows, i, rows, D, ws->q);
+            pack_rows(&dy_rows, i, rows, D, ws->dy);
+            pack_rows(&y_rows, i, rows, D, ws->dq);
+            for (int64_t r = 0; r < rows; r++) {
+                delta[r] = (float)dot_f32(ws->dy + r * width, ws->dq + r * width, width);
+                row_lse[r] = ((const float *)lse->data)[(first + i + r) * H + h];
+            }
+            block_backward(ws, T, i, rows, D, row_lse, delta, scale, causal, dq, dk, dv);
+            if (dq) store_rows(ws->dq, first + i, rows, h, dq);
+        }
+    }
+    if (dk) store_rows(ws->dk, first, T, g, dk);
+    if (dv) store_rows(ws->dv, first, T, g, dv);
+}
+
+lg_status cpu_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k,
+                                 const lg_tensor *v, const lg_tensor *y, const lg_tensor *lse,
+                                 const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *dq, lg_tensor *dk,
+                                 lg_tensor *dv) {
+    const int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1], S = cu_seqlens->shape[0] - 1;
+    const int32_t *cu = cu_seqlens->data;
+    int64_t longest, pairs;
+    LG_TRY(check_sequences(ctx, "attention_backward", cu_seqlens, N, &longest, &pairs));
+    if (G == 0 || H % G != 0)
+        return lg_fail(ctx, LG_EINVAL, "attention_backward: heads are %lld, wanted a multiple of %lld", (long long)H,
+                       (long long)G);
+    if (N == 0 || (!dq && !dk && !dv)) return LG_OK;
+    if (q->dtype == LG_F64) {
+        attention_backward_f64(dy, q, k, v, y, lse, cu_seqlens, scale, causal, dq, dk, dv);
+        return LG_OK;
+    }
+    const int threads = op_threads(ctx, pairs * H * D / 4 + N * H * D, ROW_GRAIN);
+    const int64_t floats = workspace_floats(longest, D);
+    void *memory;
+    LG_TRY(lg_scratch(ctx, threads * floats * 4, &memory));
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (int64_t t = 0; t < S * G; t++) {
+        const int64_t first = cu[t / G], T = cu[t / G + 1] - first;
+        const workspace ws = workspace_at((float *)memory + thread_index() * floats, longest, D);
+        head_backward(&ws, dy, q, k, v, y, lse, first, T, t % G, (float)scale, causal, dq, dk, dv);
+    }
+    return LG_OK;
+}

@@ -1,0 +1,151 @@
+/* Log-probabilities of target tokens, and their gradient. Rows that take no part leave before the products; those that do are
+ * worked on in chunks, so that no more than a chunk of logits is held, unless the caller asks for them. */
+#include "linear_logits.h"
+#include "logsoftmax.h"
+#include "vec.h"
+
+static lg_status check_temperature(lg_context *ctx, const char *op, double temperature) {
+    if (temperature > 0) return LG_OK;
+    return lg_fail(ctx, LG_EINVAL, "%s: temperature is %g, wanted above 0", op, temperature);
+}
+
+lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
+                             const lg_tensor *target, double temperature, double softcap, int64_t ignore,
+                             lg_tensor *logp, lg_tensor *entropy, lg_tensor *lse, lg_tensor *z) {
+    const lm_head head = {x, w, b, temperature, softcap};
+    const int64_t N = x->shape[0], C = x->shape[1], V = w->shape[0];
+    const lg_dtype dtype = logits_dtype(&head);
+    int32_t *row;
+    int64_t kept;
+    LG_TRY(check_temperature(ctx, "linear_logprob", temperature));
+    LG_TRY(head_kept_rows(ctx, "linear_logprob", target, V, ignore, &row, &kept));
+    const int64_t chunk = head_chunk_rows(&head);
+    void *packed = NULL, *logits = NULL;
+    if (kept > 0 && kept < N) LG_TRY(lg_scratch(ctx, chunk * C * lg_dtype_bytes(x->dtype), &packed));
+    if (kept > 0 && !z) LG_TRY(lg_scratch(ctx, chunk * V * lg_dtype_bytes(dtype), &logits));
+
+    memset(logp->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
+    memset(lse->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
+    if (entropy) memset(entropy->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
+    for (int64_t i0 = 0; i0 < kept; i0 += chunk) {
+        const int64_t n = kept - i0 < chunk ? kept - i0 : chunk;
+        void *rows = z ? logits_at(z->data, i0 * V, dtype) : logits;
+        LG_TRY(head_logits(ctx, &head, head_gather(&head, row + i0, n, packed), n, rows));
+        const int threads = op_threads(ctx, n * V, ROW_GRAIN);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t r = row[i0 + i];
+            const int32_t t = ((const int32_t *)target->data)[r];
+            double h, l, z_t;
+            if (dtype == LG_F64) {
+                l = row_logsumexp_f64((const double *)rows + i * V, V, entropy ? &h : NULL);
+                z_t = ((const double *)rows)[i * V + t];
+            } else {
+                l = row_logsumexp_f32((const float *)rows + i * V, V, entropy ? &h : NULL);
+                z_t = ((const float *)rows)[i * V + t];
+            }
+            store(logp, r, z_t - l);
+            store(lse, r, l);
+            if (entropy) store(entropy, r, h);
+        }
+    }
+    return LG_OK;
+}
+
+/* dz from z, in place; -inf logits have probability 0 and get 0. */
+static void row_backward_f32(const lm_head *head, int64_t V, int32_t target, float dlogp, float dentropy, float lse,
+                             float entropy, float *z) {
+    for (int64_t v0 = 0; v0 < V; v0 += VEC_BLOCK) {
+        const int64_t n = V - v0 < VEC_BLOCK ? V - v0 : VEC_BLOCK;
+        float dz[VEC_BLOCK];
+        if (dentropy == 0) {
+            for (int64_t v = 0; v < n; v++) dz[v] = -dlogp * exp_f32(z[v0 + v] - lse);
+        } else {
+            for (int64_t v = 0; v < n; v++) {
+                float t = z[v0 + v] - lse;
+                t = t < -200.0f ? -200.0f : t;
+                dz[v] = -exp_f32(t) * (dlogp + dentropy * (t + entropy));
+            }
+        }
+        if (target >= v0 && target < v0 + n) dz[target - v0] += dlogp;
+        head_logits_row_backward_f32(head, z + v0, dz, n);
+        memcpy(z + v0, dz, (size_t)n * 4);
+    }
+}
+
+static void row_backward_f64(const lm_head *head, int64_t V, int32_t target, double dlogp, double dentropy, double lse,
+                             double entropy, double *z) {
+    for (int64_t v = 0; v < V; v++) {
+        const double p = exp(z[v] - lse);
+        double dz = p > 0 ? -p * (dlogp + dentropy * (z[v] - lse + entropy)) : 0;
+        if (v == target) dz += dlogp;
+        head_logits_row_backward_f64(head, z + v, &dz, 1);
+        z[v] = dz;
+    }
+}
+
+/* Moves row from[i] of z to row i, from[i] >= i ascending; threads own columns, so the order of moves is kept. */
+static void compact_rows(lg_context *ctx, lg_tensor *z, const int32_t *from, int64_t n) {
+    const int64_t V = z->shape[1], width = lg_dtype_bytes(z->dtype), piece = 4096;
+    if (n == 0 || from[n - 1] == n - 1) return;
+    const int threads = op_threads(ctx, n * V, ROW_GRAIN);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t v = 0; v < V; v += piece) {
+        const size_t bytes = (size_t)((V - v < piece ? V - v : piece) * width);
+        for (int64_t i = 0; i < n; i++)
+            if (from[i] != i) memcpy(logits_at(z->data, i * V + v, z->dtype), logits_at(z->data, from[i] * V + v, z->dtype), bytes);
+    }
+}
+
+lg_status cpu_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, const lg_tensor *dentropy,
+                                      const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
+                                      const lg_tensor *target, const lg_tensor *entropy, const lg_tensor *lse,
+                                      double temperature, double softcap, int64_t ignore, lg_tensor *z, lg_tensor *dx,
+                                      lg_tensor *dw, lg_tensor *db) {
+    const lm_head head = {x, w, b, temperature, softcap};
+    const int64_t N = x->shape[0], C = x->shape[1], V = w->shape[0];
+    const lg_dtype dtype = logits_dtype(&head);
+    int32_t *row;
+    int64_t kept, active = 0;
+    LG_TRY(check_temperature(ctx, "linear_logprob_backward", temperature));
+    if (dentropy && !entropy)
+        return lg_fail(ctx, LG_EINVAL, "linear_logprob_backward: entropy is NULL, wanted that of the forward");
+    LG_TRY(head_kept_rows(ctx, "linear_logprob_backward", target, V, ignore, &row, &kept));
+
+    /* row: the active rows of x; from: their rows in a packed z. */
+    void *scratch;
+    LG_TRY(lg_scratch(ctx, kept * 4, &scratch));
+    int32_t *from = scratch;
+    for (int64_t i = 0; i < kept; i++) {
+        if (load(dlogp, row[i]) == 0 && (!dentropy || load(dentropy, row[i]) == 0)) continue;
+        from[active] = (int32_t)i;
+        row[active++] = row[i];
+    }
+    const int64_t chunk = head_chunk_rows(&head);
+    void *packed = NULL, *logits = NULL;
+    if (active > 0 && active < N) LG_TRY(lg_scratch(ctx, chunk * C * lg_dtype_bytes(x->dtype), &packed));
+    if (active > 0 && !z) LG_TRY(lg_scratch(ctx, chunk * V * lg_dtype_bytes(dtype), &logits));
+
+    if (dx && active < N) memset(dx->data, 0, (size_t)(N * C * lg_dtype_bytes(dx->dtype)));
+    if (z) compact_rows(ctx, z, from, active);
+    for (int64_t i0 = 0; i0 < active; i0 += chunk) {
+        const int64_t n = active - i0 < chunk ? active - i0 : chunk;
+        const void *x_rows = head_gather(&head, row + i0, n, packed);
+        void *rows = z ? logits_at(z->data, i0 * V, dtype) : logits;
+        if (!z) LG_TRY(head_logits(ctx, &head, x_rows, n, rows));
+        const int threads = op_threads(ctx, n * V, ROW_GRAIN);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t r = row[i0 + i];
+            const int32_t t = ((const int32_t *)target->data)[r];
+            const double dl = load(dlogp, r), dh = dentropy ? load(dentropy, r) : 0;
+            const double l = load(lse, r), h = dentropy ? load(entropy, r) : 0;
+            if (dtype == LG_F64)
+                row_backward_f64(&head, V, t, dl, dh, l, h, (double *)rows + i * V);
+            else
+                row_backward_f32(&head, V, t, (float)dl, (float)dh, (float)l, (float)h, (float *)rows + i * V);
+        }
+        LG_TRY(head_products(ctx, &head, rows, x_rows, row + i0, n, packed, dx, dw, db));
+    }
+    return LG_OK;
+}
