@@ -1,12 +1,13 @@
-/* The matrix product: the loops around a register tile that holds ROWS x WIDTH elements of C.
+/* The matrix product: rectangles of C, cut for the threads, and a register tile of ROWS x WIDTH within.
  *
  * One operand, `lanes`, fills vector lanes and is packed into panels [k][WIDTH]; of the other, `rows`, single elements
  * are broadcast. Usually lanes are the columns of op(B). When A has few rows, lanes are A's rows and the tile is
- * transposed on its way to C, so that a large B is read once and never packed. Both orders run the same chain
- * acc = fma(a, b, acc) for k = 0, 1, ..., and blocks of k pass the chain on through memory in full precision.
+ * transposed on its way to C, so that a large B is read once and never packed; when it has very few, B is transposed in
+ * registers. All orders run the same chain acc = fma(a, b, acc) for k = 0, 1, ..., and blocks of k pass the chain on
+ * through memory in full precision.
  *
- * A product is cut into blocks of k and of lanes whose panels fit the second-level cache. All threads pack a block,
- * then share its tiles. */
+ * A thread computes a rectangle alone, with packed copies of its own: a copy costs less than a barrier and another
+ * core's cache. */
 #include "gemm.h"
 
 #include <math.h>
@@ -17,28 +18,41 @@
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
-enum { LANES = 16, ROWS = 12 };
+#define LANES 16
+#define EACH_QUAD(a, b, c, d)                                                                   \
+    a, b, c, d, a + 4, b + 4, c + 4, d + 4, a + 8, b + 8, c + 8, d + 8, a + 12, b + 12, c + 12, \
+        d + 12
+enum { ROWS = 12, THIN = 8 };
 #elif defined(__AVX__)
 #include <immintrin.h>
-enum { LANES = 8, ROWS = 6 };
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-enum { LANES = 4, ROWS = 12 };
+#define LANES 8
+#define EACH_QUAD(a, b, c, d) a, b, c, d, a + 4, b + 4, c + 4, d + 4
+enum { ROWS = 6, THIN = 4 };
 #else
-enum { LANES = 4, ROWS = 6 };
+#define LANES 4
+#define EACH_QUAD(a, b, c, d) a, b, c, d
+#if defined(__aarch64__)
+#include <arm_neon.h>
+enum { ROWS = 12, THIN = 8 };
+#else
+enum { ROWS = 6, THIN = 4 };
+#endif
 #endif
 
 enum {
     WIDTH = 2 * LANES,
-    BLOCK_K = 384,         /* a strip of ROWS x BLOCK_K floats stays in the first-level cache */
-    BLOCK_K_FEW = 2048,    /* the same when lanes are A's rows: fewer transposed tiles */
-    PANEL_BYTES = 1 << 20, /* a block of packed panels: half of a second-level cache */
-    MIN_THREADED_FMAS = 750000, /* below this a second thread costs more than it gives */
+    BLOCK_K = 1024,             /* a panel or a strip of this length fits the second-level cache */
+    PANEL_BYTES = 1 << 20,      /* a rectangle's panels: half of a second-level cache */
+    PACK_K = 64,                /* packing goes in pieces of k that stay in the first-level cache */
+    GROUP = 4 * ROWS,           /* rows are packed in whole cache lines */
+    MAX_ROWS = 4096,            /* of a rectangle */
     FEW_ROWS = 128,             /* op(A) with fewer rows goes to the lanes */
+    MIN_THREADED_FMAS = 400000, /* below this a second thread costs more than it gives */
     ALIGN = 64,
 };
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float vec_half __attribute__((vector_size(2 * LANES)));
 typedef float quad __attribute__((vector_size(16)));
 typedef vec vec_any __attribute__((aligned(4), may_alias));
 typedef quad quad_any __attribute__((aligned(4), may_alias));
@@ -57,15 +71,17 @@ typedef struct view {
     lg_dtype dtype;
 } view;
 
-/* A product as the loops see it, and the block at hand. */
+/* A product as the loops see it, and the rectangle and block of k at hand. */
 typedef struct product {
     operand lanes, rows;
-    int64_t k;
-    view c, partial; /* partial: fp32 home of a block of C between blocks of k when C is bf16 */
-    bool accumulate;
-    int64_t block_k, block_lanes, groups;
-    int64_t k0, num_k, lane0, num_lanes;
-    float *panels, *strips;
+    int64_t k, block_k;
+    view c;
+    bool accumulate, thin;
+    int64_t lane0, num_lanes, row0, num_rows, k0, num_k;
+    float *panels; /* packed lanes */
+    float *strips; /* packed rows, GROUP of them; NULL when rows can be read in place */
+    float *
+        partial; /* fp32 home of the rectangle between blocks of k; NULL when C is fp32 or there is one block */
 } product;
 
 static inline vec fma_vec(vec a, vec b, vec c) {
@@ -127,7 +143,74 @@ static inline void transpose_4x4(const float *x0, const float *x1, const float *
     *(quad_any *)(y + 3 * ld) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
 }
 
+/* Shuffles every four lanes alike; indices from LANES on mean y. */
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, EACH_QUAD(a, b, c, d))
+
+/* to[j][lane] = from[lane][j] for 4 elements of each of LANES lines. */
+static inline __attribute__((always_inline)) void transpose_lines(const float *const *from,
+                                                                  int64_t at, vec *to) {
+    vec r[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        quad q[LANES / 4];
+#pragma GCC unroll 4
+        for (int i = 0; i < LANES / 4; i++) q[i] = *(const quad_any *)(from[4 * i + j] + at);
+#if LANES == 16
+        vec_half low = __builtin_shufflevector(q[0], q[1], 0, 1, 2, 3, 4, 5, 6, 7);
+        vec_half high = __builtin_shufflevector(q[2], q[3], 0, 1, 2, 3, 4, 5, 6, 7);
+        r[j] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
+                                       15);
+#elif LANES == 8
+        r[j] = __builtin_shufflevector(q[0], q[1], 0, 1, 2, 3, 4, 5, 6, 7);
+#else
+        r[j] = q[0];
+#endif
+    }
+    vec a = SHUFFLE(r[0], r[1], 0, LANES, 1, LANES + 1);
+    vec b = SHUFFLE(r[2], r[3], 0, LANES, 1, LANES + 1);
+    vec c = SHUFFLE(r[0], r[1], 2, LANES + 2, 3, LANES + 3);
+    vec d = SHUFFLE(r[2], r[3], 2, LANES + 2, 3, LANES + 3);
+    to[0] = SHUFFLE(a, b, 0, 1, LANES, LANES + 1);
+    to[1] = SHUFFLE(a, b, 2, 3, LANES + 2, LANES + 3);
+    to[2] = SHUFFLE(c, d, 0, 1, LANES, LANES + 1);
+    to[3] = SHUFFLE(c, d, 2, 3, LANES + 2, LANES + 3);
+}
+
+/* tile[m][WIDTH] += rows x lines, whose elements are transposed in registers: for a product that reads B once. */
+static inline __attribute__((always_inline)) void multiply_thin(int m, int64_t num_k,
+                                                                const float *const *rows,
+                                                                const float *const *lines,
+                                                                float (*tile)[WIDTH]) {
+    vec acc[THIN][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) acc[i][v] = *(const vec *)(tile[i] + v * LANES);
+    int64_t k = 0;
+    for (; k + 4 <= num_k; k += 4) {
+        vec b[2][4];
+        transpose_lines(lines, k, b[0]);
+        transpose_lines(lines + LANES, k, b[1]);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++)
+#pragma GCC unroll 8
+            for (int i = 0; i < m; i++) {
+                vec a = rows[i][k + j] - (vec){0};
+                acc[i][0] = fma_vec(a, b[0][j], acc[i][0]);
+                acc[i][1] = fma_vec(a, b[1][j], acc[i][1]);
+            }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < m; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) *(vec *)(tile[i] + v * LANES) = acc[i][v];
+    for (; k < num_k; k++)
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < WIDTH; j++) tile[i][j] = fmaf(rows[i][k], lines[j][k], tile[i][j]);
+}
+
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
@@ -143,13 +226,14 @@ static inline const float *line_f32(const operand *x, int64_t line, int64_t star
     return buffer;
 }
 
-/* Packs lanes first..first + n - 1 of the block's k as [num_k][WIDTH]. Lanes past n hold harmless values. */
-static void pack_panel(const product *p, int64_t first, int64_t n, float *panel, float *buffer) {
-    const operand *x = &p->lanes;
+/* Packs lanes first..first + n - 1 at k..k + num_k - 1 as [num_k][WIDTH]. Lanes past n repeat the last or are 0. */
+static void pack_panel(const operand *x, int64_t first, int64_t n, int64_t k, int64_t num_k,
+                       float *panel) {
+    float buffer[LANES][PACK_K];
     if (!x->k_dense) {
-        for (int64_t k = 0; k < p->num_k; k++) {
-            const float *from = line_f32(x, p->k0 + k, first, n, buffer);
-            float *to = panel + k * WIDTH;
+        for (int64_t i = 0; i < num_k; i++) {
+            const float *from = line_f32(x, k + i, first, n, buffer[0]);
+            float *to = panel + i * WIDTH;
             if (n == WIDTH) {
                 memcpy(to, from, WIDTH * sizeof(float));
             } else {
@@ -159,37 +243,39 @@ static void pack_panel(const product *p, int64_t first, int64_t n, float *panel,
         }
         return;
     }
-    int64_t used = n <= LANES ? LANES : WIDTH;
-    for (int64_t lane = 0; lane < used; lane += 4) {
-        const float *from[4];
-        for (int i = 0; i < 4; i++)
-            from[i] = line_f32(x, first + min64(lane + i, n - 1), p->k0, p->num_k,
-                               buffer + i * p->block_k);
-        int64_t k = 0;
-        for (; k + 4 <= p->num_k; k += 4)
-            transpose_4x4(from[0] + k, from[1] + k, from[2] + k, from[3] + k,
-                          panel + k * WIDTH + lane, WIDTH);
-        for (; k < p->num_k; k++)
-            for (int i = 0; i < 4; i++) panel[k * WIDTH + lane + i] = from[i][k];
+    for (int64_t lane = 0; lane < n; lane += LANES) {
+        const float *from[LANES];
+        for (int j = 0; j < LANES; j++)
+            from[j] = line_f32(x, first + min64(lane + j, n - 1), k, num_k, buffer[j]);
+        int64_t i = 0;
+        for (; i + 4 <= num_k; i += 4) {
+            vec to[4];
+            transpose_lines(from, i, to);
+            for (int j = 0; j < 4; j++) *(vec *)(panel + (i + j) * WIDTH + lane) = to[j];
+        }
+        for (; i < num_k; i++)
+            for (int j = 0; j < LANES; j++) panel[i * WIDTH + lane + j] = from[j][i];
     }
 }
 
-/* Makes rows first..first + n - 1 of the block's k ready to be broadcast; returns whether they are interleaved. */
-static bool pack_strip(const product *p, int64_t first, int64_t n, float *strip,
-                       const float **rows) {
+/* Packs rows first..first + n - 1, at most GROUP, as lines [GROUP][block_k] or as strips [block_k][ROWS]. */
+static void pack_rows(const product *p, int64_t first, int64_t n) {
     const operand *x = &p->rows;
     if (x->k_dense) {
-        for (int64_t i = 0; i < ROWS; i++)
-            rows[i] = line_f32(x, first + min64(i, n - 1), p->k0, p->num_k, strip + i * p->block_k);
-        return false;
+        for (int64_t i = 0; i < n; i++)
+            line_f32(x, first + i, p->k0, p->num_k, p->strips + i * p->block_k);
+        return;
     }
-    float buffer[ROWS] = {0};
+    float buffer[GROUP];
     for (int64_t k = 0; k < p->num_k; k++) {
         const float *from = line_f32(x, p->k0 + k, first, n, buffer);
-        for (int64_t i = 0; i < ROWS; i++) strip[k * ROWS + i] = i < n ? from[i] : 0;
+        float *to = p->strips + k * ROWS;
+        int64_t i = 0;
+        for (; i + ROWS <= n; i += ROWS)
+            memcpy(to + i * p->block_k, from + i, ROWS * sizeof(float));
+        for (int64_t r = 0; r < ROWS && i < n; r++)
+            to[i * p->block_k + r] = i + r < n ? from[i + r] : 0;
     }
-    rows[0] = strip;
-    return true;
 }
 
 /* ---- tiles ---- */
@@ -229,31 +315,38 @@ static void store_tile(float (*tile)[WIDTH], const view *c, int64_t offset, int6
         }
 }
 
-/* One tile of the block: rows from `row`, lanes from the block's `lane`. */
-static void run_tile(const product *p, bool interleaved, const float *const *strip, int64_t row,
-                     int64_t lane) {
-    int64_t rows = min64(ROWS, p->rows.count - row), lanes = min64(WIDTH, p->num_lanes - lane);
+/* Where the tile at (row, lane) of the rectangle is read and written: `home` is C or the partial sums. */
+static view locate(const product *p, bool home_is_c, int64_t row, int64_t lane, int64_t *offset) {
+    if (home_is_c || !p->partial) {
+        *offset = (p->row0 + row) * p->c.row_stride + (p->lane0 + lane) * p->c.lane_stride;
+        return p->c;
+    }
+    view partial = {p->partial, round_up(p->num_lanes, WIDTH), 1, LG_F32};
+    *offset = row * partial.row_stride + lane;
+    return partial;
+}
+
+/* One tile of the rectangle, on the block of k. */
+static void run_tile(const product *p, const float *const *strip, int64_t row, int64_t lane) {
+    int64_t rows = min64(ROWS, p->num_rows - row), lanes = min64(WIDTH, p->num_lanes - lane);
     const float *panel = p->panels + lane * p->num_k;
-    bool first = p->k0 == 0, last = p->k0 + p->num_k == p->k;
-    const view *from = first || !p->partial.data ? &p->c : &p->partial;
-    const view *to = last || !p->partial.data ? &p->c : &p->partial;
+    bool interleaved = !p->rows.k_dense, first = p->k0 == 0, last = p->k0 + p->num_k == p->k;
     bool load = !first || p->accumulate;
-    int64_t offset_from = row * from->row_stride;
-    offset_from += (from == &p->c ? p->lane0 + lane : lane) * from->lane_stride;
-    int64_t offset_to = row * to->row_stride;
-    offset_to += (to == &p->c ? p->lane0 + lane : lane) * to->lane_stride;
+    int64_t offset_from, offset_to;
+    view from = locate(p, first, row, lane, &offset_from);
+    view to = locate(p, last, row, lane, &offset_to);
 
     _Alignas(ALIGN) float tile[ROWS][WIDTH];
     float *c = tile[0];
     int64_t ld = WIDTH;
-    bool direct = rows == ROWS && lanes == WIDTH && to->dtype == LG_F32 && to->lane_stride == 1 &&
-                  (from == to || !load);
+    bool direct = rows == ROWS && lanes == WIDTH && to.dtype == LG_F32 && to.lane_stride == 1 &&
+                  (from.data == to.data || !load);
     if (direct) {
-        c = (float *)to->data + offset_to;
-        ld = to->row_stride;
+        c = (float *)to.data + offset_to;
+        ld = to.row_stride;
     } else if (load) {
         memset(tile, 0, sizeof tile);
-        load_tile(tile, from, offset_from, rows, lanes);
+        load_tile(tile, &from, offset_from, rows, lanes);
     }
     if (lanes <= LANES && interleaved) {
         multiply_tile(1, true, p->num_k, strip, panel, load, c, ld);
@@ -264,43 +357,94 @@ static void run_tile(const product *p, bool interleaved, const float *const *str
     } else {
         multiply_tile(2, false, p->num_k, strip, panel, load, c, ld);
     }
-    if (!direct) store_tile(tile, to, offset_to, rows, lanes);
+    if (!direct) store_tile(tile, &to, offset_to, rows, lanes);
 }
 
-/* ---- blocks ---- */
+/* ---- rectangles ---- */
 
-/* A task is a strip of rows times one of `groups` parts of the block's panels. */
-static void run_task(const product *p, int64_t task, float *strip) {
-    int64_t num_panels = ceil_div(p->num_lanes, WIDTH);
-    int64_t row = task / p->groups * ROWS, group = task % p->groups;
-    const float *rows[ROWS];
-    bool interleaved = pack_strip(p, row, min64(ROWS, p->rows.count - row), strip, rows);
-    int64_t end = (group + 1) * num_panels / p->groups;
-    for (int64_t j = group * num_panels / p->groups; j < end; j++)
-        run_tile(p, interleaved, rows, row, j * WIDTH);
-}
-
-/* All blocks, by every thread of a team or by the only one. */
-static void run_blocks(product p, int threads) {
-    float *strip = p.strips + omp_get_thread_num() * ROWS * p.block_k;
-    int64_t num_strips = ceil_div(p.rows.count, ROWS);
-    for (p.lane0 = 0; p.lane0 < p.lanes.count; p.lane0 += p.block_lanes) {
-        p.num_lanes = min64(p.block_lanes, p.lanes.count - p.lane0);
-        int64_t num_panels = ceil_div(p.num_lanes, WIDTH);
-        /* Several tasks a thread even them out; with one thread, or many strips, a strip is a task. */
-        p.groups = min64(threads == 1 ? 1 : ceil_div(4 * threads, num_strips), num_panels);
-        int64_t num_tasks = num_strips * p.groups;
-        int64_t chunk = ceil_div(num_tasks, 16 * threads);
-        for (p.k0 = 0; p.k0 < p.k; p.k0 += p.block_k) {
-            p.num_k = min64(p.block_k, p.k - p.k0);
-#pragma omp for schedule(static)
-            for (int64_t j = 0; j < num_panels; j++)
-                pack_panel(&p, p.lane0 + j * WIDTH, min64(WIDTH, p.num_lanes - j * WIDTH),
-                           p.panels + j * WIDTH * p.num_k, strip);
-#pragma omp for schedule(dynamic, chunk)
-            for (int64_t task = 0; task < num_tasks; task++) run_task(&p, task, strip);
+static void run_rectangle(product *p) {
+    for (p->k0 = 0; p->k0 < p->k; p->k0 += p->block_k) {
+        p->num_k = min64(p->block_k, p->k - p->k0);
+        for (int64_t lane = 0; lane < p->num_lanes; lane += WIDTH)
+            for (int64_t k = 0; k < p->num_k; k += PACK_K)
+                pack_panel(&p->lanes, p->lane0 + lane, min64(WIDTH, p->num_lanes - lane), p->k0 + k,
+                           min64(PACK_K, p->num_k - k), p->panels + lane * p->num_k + k * WIDTH);
+        for (int64_t row = 0; row < p->num_rows; row += ROWS) {
+            int64_t in_group = row % GROUP;
+            if (p->strips && in_group == 0)
+                pack_rows(p, p->row0 + row, min64(GROUP, p->num_rows - row));
+            const float *strip[ROWS];
+            for (int64_t i = 0; i < ROWS; i++) {
+                int64_t r = min64(i, p->num_rows - 1 - row);
+                if (p->strips) {
+                    strip[i] = p->strips + (in_group + (p->rows.k_dense ? r : 0)) * p->block_k;
+                } else {
+                    strip[i] =
+                        (const float *)p->rows.data + (p->row0 + row + r) * p->rows.ld + p->k0;
+                }
+            }
+            for (int64_t lane = 0; lane < p->num_lanes; lane += WIDTH)
+                run_tile(p, strip, row, lane);
         }
     }
+}
+
+/* A rectangle of all rows, at most THIN, without packing. */
+static void run_thin(product *p) {
+    for (int64_t lane = 0; lane < p->num_lanes; lane += WIDTH) {
+        _Alignas(ALIGN) float tile[ROWS][WIDTH] = {{0}};
+        int64_t rows = p->rows.count, lanes = min64(WIDTH, p->num_lanes - lane);
+        int64_t offset = (p->lane0 + lane) * p->c.lane_stride;
+        int64_t most = p->lanes.bf16 || p->rows.bf16 ? PACK_K : p->k;
+        if (p->accumulate) load_tile(tile, &p->c, offset, rows, lanes);
+        for (int64_t k = 0; k < p->k; k += most) {
+            int64_t num_k = min64(most, p->k - k);
+            float line_buffer[WIDTH][PACK_K], row_buffer[THIN][PACK_K];
+            const float *lines[WIDTH], *x[THIN];
+            for (int64_t j = 0; j < WIDTH; j++)
+                lines[j] = line_f32(&p->lanes, p->lane0 + lane + min64(j, lanes - 1), k, num_k,
+                                    line_buffer[j]);
+            for (int64_t i = 0; i < THIN; i++)
+                x[i] = line_f32(&p->rows, min64(i, rows - 1), k, num_k, row_buffer[i]);
+            if (rows == 1) {
+                multiply_thin(1, num_k, x, lines, tile);
+            } else if (rows == 2) {
+                multiply_thin(2, num_k, x, lines, tile);
+            } else if (rows <= 4) {
+                multiply_thin(4, num_k, x, lines, tile);
+            } else {
+                multiply_thin(THIN, num_k, x, lines, tile);
+            }
+        }
+        store_tile(tile, &p->c, offset, rows, lanes);
+    }
+}
+
+/* Rows and lanes of a rectangle: the grid with the smallest cost, in cycles for each k, of a thread's share. */
+static void choose_grid(const product *p, bool pack, int threads, int64_t *part_rows,
+                        int64_t *part_lanes) {
+    int64_t most_lanes = PANEL_BYTES / (int64_t)sizeof(float) / p->block_k;
+    int64_t least_l = ceil_div(p->lanes.count, most_lanes);
+    int64_t least_r = ceil_div(p->rows.count, MAX_ROWS);
+    double best = INFINITY;
+    for (int64_t l = least_l; l < 64 * least_l; l *= 2)
+        for (int waves = 1; waves <= 4; waves *= 2) {
+            int64_t r = max64(least_r, ceil_div(waves * threads, l));
+            int64_t rows = round_up(ceil_div(p->rows.count, r), ROWS);
+            int64_t lanes = round_up(ceil_div(p->lanes.count, l), WIDTH);
+            int64_t parts = ceil_div(p->rows.count, rows) * ceil_div(p->lanes.count, lanes);
+            double cost = (double)rows * (double)lanes / (2 * LANES);
+            if (pack) cost += 0.3 * (double)rows;
+            if (!p->thin) cost += (p->lanes.k_dense ? 0.3 : 0.15) * (double)lanes;
+            /* The end of the work is uneven by a part of a rectangle. */
+            cost *= (double)ceil_div(parts, threads) + 0.1;
+            if (cost < best) {
+                best = cost;
+                *part_rows = rows;
+                *part_lanes = lanes;
+            }
+            if (threads == 1) return;
+        }
 }
 
 /* ---- entry ---- */
@@ -361,29 +505,40 @@ lg_status gemm(lg_context *ctx, const gemm_args *g) {
 
     operand a = {g->a.data, g->a.ld, g->m, g->a.dtype == LG_BF16, !g->a.trans};
     operand b = {g->b.data, g->b.ld, g->n, g->b.dtype == LG_BF16, g->b.trans};
-    bool few = a.k_dense && b.k_dense && g->m < FEW_ROWS && g->m <= g->n;
+    bool along_k = a.k_dense && b.k_dense && g->m <= g->n, thin = along_k && g->m <= THIN;
+    bool few = along_k && !thin && g->m < FEW_ROWS;
     product p = {.lanes = few ? a : b, .rows = few ? b : a, .k = g->k, .accumulate = g->accumulate};
+    p.thin = thin;
     p.c = (view){g->c, few ? 1 : g->ldc, few ? g->ldc : 1, g->c_dtype};
-    int64_t most = few ? BLOCK_K_FEW : BLOCK_K;
-    p.block_k = round_up(ceil_div(p.k, ceil_div(p.k, most)), 16);
-    most = PANEL_BYTES / ((int64_t)sizeof(float) * p.block_k);
-    p.block_lanes = round_up(ceil_div(p.lanes.count, ceil_div(p.lanes.count, most)), WIDTH);
+    p.block_k = round_up(ceil_div(p.k, ceil_div(p.k, BLOCK_K)), 16);
+    bool pack = !thin && (p.rows.bf16 || !p.rows.k_dense);
+    bool partial = !thin && g->c_dtype == LG_BF16 && p.k > p.block_k;
 
-    /* With one block of k, a bf16 C needs no home for partial sums. */
-    bool partial = g->c_dtype == LG_BF16 && p.k > p.block_k;
-    int64_t panel_floats = p.block_lanes * p.block_k, strip_floats = threads * ROWS * p.block_k;
-    int64_t partial_floats = partial ? round_up(p.rows.count, ROWS) * p.block_lanes : 0;
+    int64_t part_rows = 0, part_lanes = 0;
+    choose_grid(&p, pack, threads, &part_rows, &part_lanes);
+    int64_t row_parts = ceil_div(p.rows.count, part_rows);
+    int64_t lane_parts = ceil_div(p.lanes.count, part_lanes);
+    int64_t panel_floats = thin ? 0 : part_lanes * p.block_k;
+    int64_t strip_floats = pack ? GROUP * p.block_k : 0;
+    int64_t partial_floats = partial ? part_rows * part_lanes : 0;
+    int64_t floats = panel_floats + strip_floats + partial_floats;
     void *scratch;
-    LG_TRY(lg_scratch(ctx, (int64_t)sizeof(float) * (panel_floats + strip_floats + partial_floats),
-                      &scratch));
-    p.panels = scratch;
-    p.strips = p.panels + panel_floats;
-    if (partial) p.partial = (view){p.strips + strip_floats, p.block_lanes, 1, LG_F32};
-    if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-        run_blocks(p, omp_get_num_threads());
-    } else {
-        run_blocks(p, 1);
+    LG_TRY(lg_scratch(ctx, threads * floats * (int64_t)sizeof(float), &scratch));
+
+#pragma omp parallel for schedule(dynamic) num_threads(threads) firstprivate(p) if (threads > 1)
+    for (int64_t i = 0; i < row_parts * lane_parts; i++) {
+        p.panels = (float *)scratch + omp_get_thread_num() * floats;
+        p.strips = pack ? p.panels + panel_floats : NULL;
+        p.partial = partial ? p.panels + panel_floats + strip_floats : NULL;
+        p.row0 = i % row_parts * part_rows;
+        p.num_rows = min64(part_rows, p.rows.count - p.row0);
+        p.lane0 = i / row_parts * part_lanes;
+        p.num_lanes = min64(part_lanes, p.lanes.count - p.lane0);
+        if (thin) {
+            run_thin(&p);
+        } else {
+            run_rectangle(&p);
+        }
     }
     return LG_OK;
 }
