@@ -1,0 +1,231 @@
+-- The pre-norm decoder that Llama and its relatives share: embedding, blocks of attention and SwiGLU, final norm, head. The
+-- projections q, k, v are one matrix, and so are gate and up: one product each. Their Hugging Face names are views of its rows.
+local autograd = require("liger.autograd")
+local fn = require("liger.fn")
+local lib = require("liger.ffi")
+local ops = require("liger.ops")
+local rope = require("liger.nn.rope")
+local Tensor = require("liger.tensor")
+
+---@class liger.Parameter
+---@field name string
+---@field tensor liger.Tensor
+---@field parts table[]  { name, start, length }: rows under their Hugging Face names
+
+---@class liger.Decoder
+---@field shape table        vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, eps, tied, qk_norm, qkv_bias, ...
+---@field config table       the Hugging Face config
+---@field dtype string
+---@field list liger.Parameter[]
+---@field weights table      tensors by short name; weights.blocks[i]
+local Decoder = {}
+Decoder.__index = Decoder
+
+local M = {}
+
+local function add(self, name, shape, parts)
+  local tensor = Tensor.empty(shape, self.dtype):keep():requires_grad_()
+  self.list[#self.list + 1] = { name = name, tensor = tensor, parts = parts or { { name, 1, shape[1] } } }
+  return tensor
+end
+
+local function add_block(self, i)
+  local s = self.shape
+  local prefix = ("model.layers.%d."):format(i - 1)
+  local q_rows, kv_rows = s.heads * s.head_dim, s.kv_heads * s.head_dim
+  local function qkv_parts(kind)
+    return {
+      { prefix .. "self_attn.q_proj." .. kind, 1, q_rows },
+      { prefix .. "self_attn.k_proj." .. kind, q_rows + 1, kv_rows },
+      { prefix .. "self_attn.v_proj." .. kind, q_rows + kv_rows + 1, kv_rows },
+    }
+  end
+  local function gate_up_parts(kind)
+    return {
+      { prefix .. "mlp.gate_proj." .. kind, 1, s.intermediate },
+      { prefix .. "mlp.up_proj." .. kind, s.intermediate + 1, s.intermediate },
+    }
+  end
+  local rows = q_rows + 2 * kv_rows
+  local b = {}
+  b.attention_norm = add(self, prefix .. "input_layernorm.weight", { s.hidden })
+  b.qkv = add(self, prefix .. "self_attn.qkv.weight", { rows, s.hidden }, qkv_parts("weight"))
+  b.qkv_bias = s.qkv_bias and add(self, prefix .. "self_attn.qkv.bias", { rows }, qkv_parts("bias"))
+  b.q_norm = s.qk_norm and add(self, prefix .. "self_attn.q_norm.weight", { s.head_dim })
+  b.k_norm = s.qk_norm and add(self, prefix .. "self_attn.k_norm.weight", { s.head_dim })
+  b.out = add(self, prefix .. "self_attn.o_proj.weight", { s.hidden, q_rows })
+  b.out_bias = s.out_bias and add(self, prefix .. "self_attn.o_proj.bias", { s.hidden })
+  b.mlp_norm = add(self, prefix .. "post_attention_layernorm.weight", { s.hidden })
+  b.gate_up = add(self, prefix .. "mlp.gate_up.weight", { 2 * s.intermediate, s.hidden }, gate_up_parts("weight"))
+  b.gate_up_bias = s.mlp_bias and add(self, prefix .. "mlp.gate_up.bias", { 2 * s.intermediate }, gate_up_parts("bias"))
+  b.down = add(self, prefix .. "mlp.down_proj.weight", { s.hidden, s.intermediate })
+  b.down_bias = s.mlp_bias and add(self, prefix .. "mlp.down_proj.bias", { s.hidden })
+  return b
+end
+
+--- A decoder with memory for its weights, not initialised.
+---@param shape table   vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, eps, tied, qk_norm, qkv_bias, out_bias, mlp_bias
+---@param config table  the Hugging Face config it came from
+---@param dtype string
+---@return liger.Decoder
+function M.new(shape, config, dtype)
+  if shape.heads % shape.kv_heads ~= 0 then
+    lib.raise(("config: %d heads over %d key/value heads, wanted a multiple"):format(shape.heads, shape.kv_heads))
+  end
+  local self = setmetatable({ shape = shape, config = config, dtype = dtype, list = {}, weights = {} }, Decoder)
+  self.rope = rope.from_config(config, shape.head_dim)
+  local w = self.weights
+  w.embed = add(self, "model.embed_tokens.weight", { shape.vocab, shape.hidden })
+  w.blocks = {}
+  for i = 1, shape.layers do
+    w.blocks[i] = add_block(self, i)
+  end
+  w.norm = add(self, "model.norm.weight", { shape.hidden })
+  w.head = shape.tied and w.embed or add(self, "lm_head.weight", { shape.vocab, shape.hidden })
+  return self
+end
+
+--- Random weights: matrices normal with deviation std, norms 1, biases 0. The stream of a parameter is its place in the list.
+---@param seed integer
+---@param std number
+function Decoder:init(seed, std)
+  for i, p in ipairs(self.list) do
+    if #p.tensor.shape == 2 then
+      ops.random_normal(seed, i, 0, std, p.tensor)
+    else
+      p.tensor:fill_(p.name:find("%.bias$") and 0 or 1)
+    end
+  end
+  return self
+end
+
+local function block(self, b, x, position, cos, sin, attend, i)
+  local s = self.shape
+  local N, H, G, D = x.shape[1], s.heads, s.kv_heads, s.head_dim
+  local qkv = ops.linear((ops.rms_norm(x, b.attention_norm, s.eps)), b.qkv, b.qkv_bias or nil)
+  local q = qkv:narrow(2, 1, H * D):reshape(N, H, D)
+  local k = qkv:narrow(2, H * D + 1, G * D):reshape(N, G, D)
+  local v = qkv:narrow(2, (H + G) * D + 1, G * D):reshape(N, G, D)
+  if s.qk_norm then
+    q, k = ops.rms_norm(q, b.q_norm, s.eps), ops.rms_norm(k, b.k_norm, s.eps)
+  end
+  q, k = ops.rope(q, cos, sin, position), ops.rope(k, cos, sin, position)
+  local y = attend(i, q, k, v):reshape(N, H * D)
+  x = ops.add(x, ops.linear(y, b.out, b.out_bias or nil))
+  local gate_up = ops.linear((ops.rms_norm(x, b.mlp_norm, s.eps)), b.gate_up, b.gate_up_bias or nil)
+  local gate, up = gate_up:narrow(2, 1, s.intermediate), gate_up:narrow(2, s.intermediate + 1, s.intermediate)
+  return ops.add(x, ops.linear(ops.swiglu(gate, up), b.down, b.down_bias or nil))
+end
+
+--- The blocks and the final norm over N positions, with the caller's attention.
+---@param ids liger.Tensor       [N] i32
+---@param position liger.Tensor  [N] i32, from 0 in each sequence
+---@param length integer         more than the largest position
+---@param attend fun(layer: integer, q: liger.Tensor, k: liger.Tensor, v: liger.Tensor): liger.Tensor  [N,H,D] of [N,H,D], [N,G,D] twice
+---@return liger.Tensor hidden   [N,C]
+function Decoder:forward(ids, position, length, attend)
+  local w = self.weights
+  local cos, sin = rope.tables(self.rope, length, self.dtype == "f64" and "f64" or "f32")
+  local x = ops.embedding(w.embed, ids)
+  for i, b in ipairs(w.blocks) do
+    if self.checkpointing and autograd.state.recording then
+      x = autograd.checkpoint(block, self, b, x, position, cos, sin, attend, i)
+    else
+      x = block(self, b, x, position, cos, sin, attend, i)
+    end
+  end
+  return (ops.rms_norm(x, w.norm, self.shape.eps))
+end
+
+--- Hidden states of packed sequences.
+---@param batch table  ids [N] i32, position [N] i32, cu_seqlens [S+1] i32, max_length
+---@return liger.Tensor [N,C]
+function Decoder:hidden(batch)
+  local scale = self.shape.head_dim ^ -0.5
+  return self:forward(batch.ids, batch.position, batch.max_length, function(_, q, k, v)
+    return (ops.attention(q, k, v, batch.cu_seqlens, scale, true))
+  end)
+end
+
+--- Log-probability of batch.target at each position; 0 where it is -100. No [N,V] beyond a chunk.
+---@param batch table     as for hidden, and target [N] i32
+---@param options? table  of fn.linear_logprob: temperature, logits_budget, ...
+---@return liger.Tensor logp     [N]
+---@return liger.Tensor entropy  [N]
+function Decoder:logprob(batch, options)
+  local logp, entropy = fn.linear_logprob(self:hidden(batch), self.weights.head, batch.target, options)
+  return logp, entropy
+end
+
+--- Logits of one sequence of ids (a Lua array) or of a packed batch.
+---@return liger.Tensor [N,V] fp32
+function Decoder:logits(ids)
+  local batch = ids.ids and ids or M.pack({ ids })
+  return (ops.linear_logits(self:hidden(batch), self.weights.head, nil, 1, 0))
+end
+
+--- The trainable tensors, each with its name.
+---@return liger.Parameter[]
+function Decoder:parameters()
+  return self.list
+end
+
+---@return integer
+function Decoder:num_parameters()
+  local n = 0
+  for _, p in ipairs(self.list) do
+    n = n + p.tensor:numel()
+  end
+  return n
+end
+
+--- Every weight under its Hugging Face name, in the list's order: { name, tensor } with views of the fused matrices.
+---@return { name: string, tensor: liger.Tensor }[]
+function Decoder:named_weights()
+  local named = {}
+  for _, p in ipairs(self.list) do
+    for _, part in ipairs(p.parts) do
+      named[#named + 1] = { name = part[1], tensor = p.tensor:detach():narrow(1, part[2], part[3]), parameter = p, part = part }
+    end
+  end
+  return named
+end
+
+--- The gradient of the weight of a Hugging Face name, or nil.
+---@param name string
+---@return liger.Tensor|nil
+function Decoder:grad_of(name)
+  for _, p in ipairs(self.list) do
+    for _, part in ipairs(p.parts) do
+      if part[1] == name then
+        return p.tensor.grad and p.tensor.grad:narrow(1, part[2], part[3])
+      end
+    end
+  end
+end
+
+--- Packs sequences (Lua arrays of ids) into one batch; a sequence's positions start at 0, and target is the next id, -100 at its end.
+---@param sequences integer[][]
+---@return table batch  ids, position, cu_seqlens, target: tensors; max_length, num_tokens
+function M.pack(sequences)
+  local N, longest = 0, 0
+  for _, s in ipairs(sequences) do
+    N = N + #s
+    longest = math.max(longest, #s)
+  end
+  local ids, position = Tensor.empty({ N }, "i32"), Tensor.empty({ N }, "i32")
+  local target, cu = Tensor.empty({ N }, "i32"), Tensor.empty({ #sequences + 1 }, "i32")
+  local id, pos, tgt, start = ids:data(), position:data(), target:data(), cu:data()
+  local at = 0
+  start[0] = 0
+  for i, s in ipairs(sequences) do
+    for j = 1, #s do
+      id[at], pos[at], tgt[at] = s[j], j - 1, s[j + 1] or -100
+      at = at + 1
+    end
+    start[i] = at
+  end
+  return { ids = ids, position = position, target = target, cu_seqlens = cu, max_length = longest, num_tokens = N }
+end
+
+return M

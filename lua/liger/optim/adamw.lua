@@ -1,0 +1,118 @@
+-- AdamW with TRL's defaults: decoupled decay (none on norms and biases), clipping by the global norm. bf16 weights keep an fp32
+-- master copy.
+local clip = require("liger.optim.clip")
+local lib = require("liger.ffi")
+local ops = require("liger.ops")
+local Tensor = require("liger.tensor")
+
+local AdamW = {}
+AdamW.__index = AdamW
+
+local M = {}
+
+local DEFAULTS = {
+  lr = 5e-5,
+  beta1 = 0.9,
+  beta2 = 0.999,
+  eps = 1e-8,
+  weight_decay = 0,
+  max_grad_norm = 1, -- 0: no clipping
+}
+
+local RANGES = {
+  lr = { 0, math.huge },
+  beta1 = { 0, 1 },
+  beta2 = { 0, 1 },
+  eps = { 0, math.huge },
+  weight_decay = { 0, math.huge },
+  max_grad_norm = { 0, math.huge },
+}
+
+--- Whether a parameter decays: matrices do, norms and biases do not.
+---@param name string
+---@param tensor liger.Tensor
+function M.decays(name, tensor)
+  local last = name:match("([^.]*)%.weight$") or ""
+  return #tensor.shape >= 2 and not name:find("%.bias$") and not last:find("norm") and not last:find("^ln")
+end
+
+local function zeros(shape, dtype)
+  return Tensor.empty(shape, dtype):keep():fill_(0)
+end
+
+--- An optimiser over named parameters.
+---@param parameters liger.Parameter[]  { name, tensor }
+---@param options? table  lr, beta1, beta2, eps, weight_decay, max_grad_norm
+function M.new(parameters, options)
+  local self = setmetatable({ steps = 0, states = {} }, AdamW)
+  for key, value in pairs(DEFAULTS) do
+    self[key] = value
+  end
+  for key, value in pairs(options or {}) do
+    local range = RANGES[key]
+    if not range then
+      lib.raise(("adamw: unknown option %s"):format(tostring(key)))
+    end
+    if type(value) ~= "number" or not (value >= range[1] and value <= range[2]) then
+      lib.raise(("adamw: %s is %s, wanted a number from %g to %g"):format(key, tostring(value), range[1], range[2]))
+    end
+    self[key] = value
+  end
+  for i, p in ipairs(parameters) do
+    local t = p.tensor
+    local acc = t.dtype == "f64" and "f64" or "f32"
+    self.states[i] = {
+      name = p.name,
+      tensor = t,
+      decays = M.decays(p.name, t),
+      m = zeros(t.shape, acc),
+      v = zeros(t.shape, acc),
+      master = t.dtype ~= acc and Tensor.empty(t.shape, acc):keep():copy_(t) or nil,
+    }
+  end
+  return self
+end
+
+--- One update from the gradients, which are zeroed after it. A norm that is not finite changes nothing.
+---@param lr? number  rate of this step
+---@return number grad_norm  before clipping
+---@return boolean updated    false: the norm was not finite and the step was skipped
+function AdamW:step(lr)
+  lr = lr or self.lr
+  local gradients = {}
+  for _, s in ipairs(self.states) do
+    gradients[#gradients + 1] = s.tensor.grad
+  end
+  local norm = clip.global_norm(gradients)
+  local factor = clip.factor(norm, self.max_grad_norm)
+  local finite = norm == norm and norm < math.huge
+  if finite then
+    self.steps = self.steps + 1
+  end
+  for _, s in ipairs(self.states) do
+    local grad = s.tensor.grad
+    if grad and finite then
+      local decay = s.decays and self.weight_decay or 0
+      local p = s.master or s.tensor
+      ops.adamw(grad, factor, lr, self.beta1, self.beta2, self.eps, decay, self.steps, p, s.m, s.v)
+      if s.master then
+        s.tensor:copy_(s.master)
+      end
+    end
+    if grad then
+      grad:fill_(0)
+    end
+  end
+  return norm, finite
+end
+
+--- Forgets the gradients without an update.
+function AdamW:zero_grad()
+  for _, s in ipairs(self.states) do
+    if s.tensor.grad then
+      s.tensor.grad:fill_(0)
+    end
+  end
+end
+
+return M

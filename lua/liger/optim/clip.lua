@@ -1,0 +1,32 @@
+-- The global norm of gradients and the factor that clips it.
+local lib = require("liger.ffi")
+local ops = require("liger.ops")
+
+local M = {}
+
+--- The L2 norm over all gradients, summed in double. Waits for the device.
+---@param gradients liger.Tensor[]
+---@return number
+function M.global_norm(gradients)
+  local total = 0
+  for _, grad in ipairs(gradients) do
+    total = total + ops.sum_squares(grad):item()
+  end
+  return math.sqrt(total)
+end
+
+--- The factor that brings a norm down to max_norm: min(1, max_norm / (norm + 1e-6)).
+---@param norm number
+---@param max_norm number  0: no clipping
+---@return number
+function M.factor(norm, max_norm)
+  if not (max_norm >= 0) then
+    lib.raise(("clip: max_grad_norm is %s, wanted 0 (off) or more"):format(tostring(max_norm)))
+  end
+  if max_norm == 0 then
+    return 1
+  end
+  return math.min(1, max_norm / (norm + 1e-6))
+end
+
+return M
