@@ -6,6 +6,8 @@ local lib = require("liger.ffi")
 local memory = require("liger.memory")
 
 return {
+  config = require("liger.train.config").new,
+  run = require("liger.train.run").new,
   fn = fn,
   ops = require("liger.ops"),
   autograd = autograd,

@@ -1,0 +1,143 @@
+-- The command line of the program: which command, the options that stand before it, help. Commands are loaded when called, so
+-- that a script starts at once.
+local options = require("liger.train.options")
+
+local M = {}
+
+local help = [[
+usage: liger [COMMAND] [options]
+
+  liger                          the prompt
+  liger run FILE [--key value]   run a recipe; `liger FILE.lua` is the same
+  liger generate MODEL PROMPT    text from a model
+  liger score MODEL TEXT         log-probability and entropy of each token
+  liger info MODEL               what a model is
+  liger -e CODE                  run a line of Lua
+  liger help COMMAND             more about one; --help after it does the same
+  liger --version
+
+Options for every command, before or after it:
+  --threads N    CPU threads; 0: all cores
+  --seed N       seed of all random numbers
+  --dtype NAME   of the weights: f32 or bf16
+  --traceback    where an error comes from
+
+  liger run recipes/grpo.lua --help
+  liger generate models/SmolLM2-135M "The capital of France is" --greedy
+]]
+
+local modules = { run = "liger.cli.run", generate = "liger.cli.generate", score = "liger.cli.score", info = "liger.cli.info" }
+local names = { "run", "generate", "score", "info", "help" }
+local global_options = { threads = true, seed = true, dtype = true }
+
+local function version()
+  local has_sys, sys = pcall(require, "liger.sys")
+  return has_sys and sys.version or require("liger.train.run").version
+end
+
+-- The environment of the prompt and of -e: everything of liger by its own name.
+local function environment()
+  local liger = require("liger")
+  local env = setmetatable({ liger = liger }, { __index = _G })
+  for name, value in pairs(liger) do
+    env[name] = value
+  end
+  return env
+end
+
+local function take_globals(args)
+  local taken, i = {}, 1
+  while args[i] do
+    local name, value = args[i]:match("^%-%-(%a+)=?(.*)$")
+    if not global_options[name] then
+      break
+    end
+    taken[#taken + 1] = args[i]
+    i = i + 1
+    if value == "" and args[i] then
+      taken[#taken + 1] = args[i]
+      i = i + 1
+    end
+  end
+  local rest = {}
+  for k = i, #args do
+    rest[#rest + 1] = args[k]
+  end
+  return taken, rest
+end
+
+-- Options before -e and the prompt, where no command reads them.
+local function apply_globals(taken)
+  local values = options.parse({
+    { name = "threads", default = 0, allow = { min = 0, whole = true } },
+    { name = "seed", default = 0, allow = { min = 0, whole = true } },
+    { name = "dtype", default = "f32", allow = { "f32", "bf16" } },
+  }, taken)
+  if #taken > 0 then
+    require("liger.ffi").set_threads(values.threads)
+    require("liger.fn").manual_seed(values.seed)
+  end
+end
+
+local function show_help(name)
+  if name and not modules[name] then
+    local near = options.nearest(name, names)
+    options.usage_error(("help: no command %s, did you mean %s?"):format(name, near))
+  end
+  io.write(name and require(modules[name]).help or help)
+  return 0
+end
+
+local function evaluate(code, taken)
+  if not code then
+    options.usage_error("-e: no value, wanted Lua code")
+  end
+  apply_globals(taken)
+  local chunk, message = loadstring(code, "=-e")
+  if not chunk then
+    error({ message = message, code = 1 }, 0)
+  end
+  return require("liger.cli.run").call(chunk, environment())
+end
+
+local function is_script(word)
+  if word:find("%.lua$") then
+    return true
+  end
+  local file = word:find("/", 1, true) and io.open(word, "rb")
+  if file then
+    file:close()
+  end
+  return file ~= nil and file ~= false
+end
+
+--- Runs the program.
+---@param arg string[]
+---@return integer status
+function M.main(arg)
+  local taken, args = take_globals(arg)
+  local word = args[1]
+  if not word then
+    apply_globals(taken)
+    require("liger.cli.repl").run(environment())
+    return 0
+  elseif word == "--help" or word == "-h" or word == "help" then
+    return show_help(args[2])
+  elseif word == "--version" or word == "-v" then
+    print("liger " .. version())
+    return 0
+  elseif word == "-e" then
+    return evaluate(args[2], taken)
+  elseif modules[word] then
+    table.remove(args, 1)
+    return require(modules[word]).main(args, taken)
+  elseif word:sub(1, 1) == "-" then
+    options.usage_error(("%s: unknown option; `liger --help`"):format(word))
+  elseif is_script(word) then
+    return require("liger.cli.run").main(args, taken)
+  end
+  local near = options.nearest(word, names)
+  options.usage_error(("no command %s, did you mean %s?"):format(word, near))
+end
+
+return M

@@ -1,0 +1,297 @@
+-- Reads a command line against a list of keys: types, ranges, the nearest name of a wrong one, and the help's columns. Knows
+-- nothing of recipes; config.lua and the commands say which keys there are.
+local M = {}
+
+---@class liger.Key
+---@field name string
+---@field default number|string|boolean
+---@field comment? string
+---@field allow? table     { min =, max =, above =, whole = } or a list of choices
+---@field show? string     what the help prints for the default
+
+--- Ends the command with exit status 2: it was used wrongly.
+---@param message string
+function M.usage_error(message)
+  error({ message = message, code = 2 }, 0)
+end
+
+-- ---- names ----
+
+-- Letters to insert, drop or change to make b of a; - and _ are the same.
+local function distance(a, b)
+  local row = {}
+  for j = 0, #b do
+    row[j] = j
+  end
+  for i = 1, #a do
+    local diagonal = row[0]
+    row[0] = i
+    for j = 1, #b do
+      local change = diagonal + (a:byte(i) == b:byte(j) and 0 or 1)
+      diagonal = row[j]
+      row[j] = math.min(change, row[j] + 1, row[j - 1] + 1)
+    end
+  end
+  return row[#b]
+end
+
+local function plain(name)
+  return (name:lower():gsub("-", "_"))
+end
+
+-- learning_rate -> lr
+local function initials(name)
+  return (name:gsub("(%w)%w*_?", "%1"))
+end
+
+--- The name that `word` most likely means.
+---@param word string
+---@param names string[]
+---@return string|nil  nil when there are no names
+function M.nearest(word, names)
+  local best, least
+  word = plain(word)
+  for _, name in ipairs(names) do
+    local other = plain(name)
+    local away = distance(word, other)
+    if initials(word) == other or initials(other) == word then
+      away = math.min(away, 1)
+    end
+    if not least or away < least then
+      best, least = name, away
+    end
+  end
+  return best
+end
+
+-- ---- values ----
+
+local function is_list(allow)
+  return allow and #allow > 0
+end
+
+--- What a key takes, in words: "a whole number from 1", "one of grpo, dapo".
+---@param key liger.Key
+---@return string
+function M.wanted(key)
+  local allow, text = key.allow or {}, nil
+  if is_list(allow) then
+    local names = {}
+    for i, choice in ipairs(allow) do
+      names[i] = tostring(choice)
+    end
+    return (#names > 1 and "one of " or "") .. table.concat(names, ", ")
+  elseif key.kind == "boolean" then
+    return "true or false"
+  elseif key.kind == "string" then
+    return key.none and "a text or none" or "a text"
+  elseif key.kind == "any" then
+    return "a number, a text or none"
+  end
+  text = allow.whole and "a whole number" or "a number"
+  if allow.above then
+    text = text .. (" above %g"):format(allow.above)
+  elseif allow.min then
+    text = text .. (" from %g"):format(allow.min)
+  end
+  if allow.max then
+    text = text .. ((allow.above or allow.min) and " to %g" or " up to %g"):format(allow.max)
+  end
+  return key.none and text .. " or none" or text
+end
+
+local function to_number(text)
+  return text:match("^[+-]?%.?%d[%d.]*[eE]?[+-]?%d*$") and tonumber(text) or nil
+end
+
+local function in_range(value, allow)
+  return value == value
+    and not (allow.whole and value % 1 ~= 0)
+    and not (allow.above and value <= allow.above)
+    and not (allow.min and value < allow.min)
+    and not (allow.max and value > allow.max)
+end
+
+local function is_choice(value, allow)
+  for _, choice in ipairs(allow) do
+    if choice == value then
+      return true
+    end
+  end
+  return false
+end
+
+-- The value that a text means for the key, or nil.
+local function convert(key, text)
+  local kind, allow = key.kind, key.allow or {}
+  if key.none and text == "none" then
+    return false
+  end
+  local value = text
+  if kind == "boolean" then
+    value = ({ ["true"] = true, ["false"] = false })[text]
+  elseif kind == "number" then
+    value = to_number(text)
+  elseif kind == "any" then
+    value = to_number(text) or text
+  end
+  if is_list(allow) then
+    return is_choice(value, allow) and value or nil
+  elseif type(value) == "number" and not in_range(value, allow) then
+    return nil
+  end
+  return value
+end
+
+local none_words = { number = "number", text = "string", string = "string", path = "string", file = "string" }
+
+--- Works out what each key takes. A default of `false` whose comment says "number or none" or "path or none" takes that.
+---@param keys liger.Key[]
+function M.prepare(keys)
+  for _, key in ipairs(keys) do
+    key.kind = type(key.default)
+    local word = (key.comment or ""):match("(%w+) or none")
+    if word then
+      key.none = true
+      if key.default == false then
+        key.kind = none_words[word] or "any"
+      end
+    end
+  end
+  return keys
+end
+
+-- ---- the command line ----
+
+local function index_of(keys)
+  local by_name, names = {}, {}
+  for _, key in ipairs(keys) do
+    by_name[plain(key.name)] = key
+    names[#names + 1] = key.name
+  end
+  return by_name, names
+end
+
+-- The key that a name means and whether it was said as --no-key.
+local function find(by_name, name)
+  local key = by_name[plain(name)]
+  if key then
+    return key, false
+  end
+  local denied = name:match("^no[-_](.+)$")
+  key = denied and by_name[plain(denied)]
+  if key and (key.kind == "boolean" or key.none) then
+    return key, true
+  end
+end
+
+local function unknown(name, names)
+  local near = M.nearest(name, names)
+  M.usage_error(
+    ("--%s: unknown option%s"):format(name, near and ", did you mean --" .. near .. "?" or "")
+  )
+end
+
+--- Reads `--key value`, `--key=value`, `--flag` and `--no-flag`. Whatever is wrong is a usage error that names the key.
+---@param keys liger.Key[]
+---@param args string[]
+---@param max_words? integer  words that may stand without a key (0)
+---@return table<string, any> values  the defaults with what was given
+---@return string[] words
+---@return boolean help  --help or -h was given; nothing after it was looked at
+function M.parse(keys, args, max_words)
+  M.prepare(keys)
+  local by_name, names = index_of(keys)
+  local values, words, given = {}, {}, {}
+  for _, key in ipairs(keys) do
+    values[key.name] = key.default
+  end
+  local i, only_words = 1, false
+  while args[i] do
+    local arg = args[i]
+    i = i + 1
+    if only_words or arg == "-" or arg:sub(1, 1) ~= "-" then
+      words[#words + 1] = arg
+      if #words > (max_words or 0) then
+        M.usage_error(("%s: unexpected word; options are --key value"):format(arg))
+      end
+    elseif arg == "--" then
+      only_words = true
+    elseif arg == "--help" or arg == "-h" then
+      return values, words, true
+    else
+      local name, text = arg:match("^%-%-([^=]+)=(.*)$")
+      name = name or arg:match("^%-%-(.+)$")
+      if not name then
+        M.usage_error(("%s: unknown option; options are --key value"):format(arg))
+      end
+      local key, denied = find(by_name, name)
+      if not key then
+        unknown(name, names)
+      end
+      if given[key.name] then
+        M.usage_error(("--%s: given twice"):format(key.name))
+      end
+      given[key.name] = true
+      if denied and text then
+        M.usage_error(("--%s: got %s, wanted no value"):format(name, text))
+      elseif denied then
+        values[key.name] = false
+      else
+        if not text and key.kind == "boolean" then
+          text = (args[i] == "true" or args[i] == "false") and args[i] or nil
+          i = text and i + 1 or i
+          text = text or "true"
+        elseif not text then
+          text = args[i]
+          i = i + 1
+          if not text or text:sub(1, 2) == "--" then
+            M.usage_error(("--%s: no value, wanted %s"):format(key.name, M.wanted(key)))
+          end
+        end
+        local value = convert(key, text)
+        if value == nil then
+          M.usage_error(("--%s: got %q, wanted %s"):format(key.name, text, M.wanted(key)))
+        end
+        values[key.name] = value
+      end
+    end
+  end
+  return values, words, false
+end
+
+-- ---- help ----
+
+local function shown_default(key)
+  local default = key.default
+  if key.show then
+    return key.show
+  elseif default == false and key.kind ~= "boolean" then
+    return "none"
+  elseif default == "" then
+    return '""'
+  elseif type(default) == "number" then
+    return (("%.14g"):format(default):gsub("e([+-])0+", "e%1"))
+  end
+  return tostring(default)
+end
+
+--- The keys in three columns: option, default, comment.
+---@param keys liger.Key[]
+---@return string
+function M.columns(keys)
+  M.prepare(keys)
+  local left, middle, widest, wide = {}, {}, 0, 0
+  for i, key in ipairs(keys) do
+    left[i], middle[i] = "--" .. key.name, shown_default(key)
+    widest, wide = math.max(widest, #left[i]), math.max(wide, #middle[i])
+  end
+  local lines = {}
+  for i, key in ipairs(keys) do
+    local line = ("  %-" .. widest .. "s  %-" .. wide .. "s  %s"):format(left[i], middle[i], key.comment or "")
+    lines[i] = line:gsub("%s+$", "") .. "\n"
+  end
+  return table.concat(lines)
+end
+
+return M

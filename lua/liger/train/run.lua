@@ -1,0 +1,362 @@
+-- A run: its folder, the loop's memory, metrics, samples, and the end by Ctrl-C or by a NaN. A recipe drives it:
+--
+--   for step in run:steps(n) do ... run:log { loss = loss } end
+local ffi = require("ffi")
+local config_module = require("liger.train.config")
+local json = require("liger.data.json")
+local lib = require("liger.ffi")
+local memory = require("liger.memory")
+local options = require("liger.train.options")
+local progress = require("liger.train.progress")
+local Tensor = require("liger.tensor")
+
+local C = lib.C
+
+local M = { version = "0.1.0" }
+
+local Run = {}
+Run.__index = Run
+
+local open_runs = {} -- those that finish() was not called for
+
+local METRIC_DIGITS = 9 -- an f32 reads back the same
+
+-- ---- files ----
+
+local function write_whole(path, text)
+  local part = path .. ".part"
+  local file, message = io.open(part, "wb")
+  local written = file and file:write(text)
+  if file then
+    written = file:close() and written
+  end
+  if not written or C.lg_sys_sync(part) ~= 0 then
+    error(("run: cannot write %s"):format(message or part), 0)
+  end
+  assert(os.rename(part, path))
+end
+
+-- Makes the folder and takes it: config.json is created here and nowhere else, so of two runs only one gets it.
+local function take_folder(folder)
+  local code = C.lg_sys_make_folders(folder)
+  if code ~= 0 then
+    error(("run: cannot make the folder %s: %s"):format(folder, ffi.string(C.lg_sys_error(code))), 0)
+  end
+  local file, message, number = io.open(folder .. "/config.json", "wx")
+  if file then
+    file:close()
+    return true
+  elseif number ~= 17 then -- EEXIST
+    error(("run: cannot write %s"):format(message), 0)
+  end
+  return false
+end
+
+local function make_folder(config)
+  local folder = config.out
+  if folder ~= config_module.default_out then
+    if not take_folder(folder) then
+      options.usage_error(("--out: %s holds a run, name another folder or remove it"):format(folder))
+    end
+    return folder
+  end
+  local number = 1
+  while not take_folder(folder) do
+    number = number + 1
+    folder = config.out .. "-" .. number
+  end
+  return folder
+end
+
+local function open_append(path)
+  local file, message = io.open(path, "ab")
+  if not file then
+    error(("run: cannot write %s"):format(message), 0)
+  end
+  file:setvbuf("full", 2 ^ 16) -- a line reaches the file in one piece
+  return file
+end
+
+local function append(file, values, digits)
+  file:write(json.encode(values, digits), "\n")
+  file:flush()
+end
+
+-- ---- opening ----
+
+local function write_config(run)
+  local values = {}
+  for key, value in pairs(run.config) do
+    values[key] = value
+  end
+  local command = config_module.command()
+  values.out = run.folder
+  write_whole(
+    run.folder .. "/config.json",
+    json.encode({
+      recipe = command.recipe or "",
+      command = command.text,
+      version = M.version,
+      config = values,
+    }) .. "\n"
+  )
+end
+
+local function new_progress(config)
+  local is_terminal = C.lg_sys_isatty(1)
+  return progress.new({
+    quiet = config.quiet,
+    clock = function()
+      return C.lg_sys_time()
+    end,
+    columns = is_terminal and function()
+      return C.lg_sys_columns()
+    end or nil,
+    write = function(text)
+      io.stdout:write(text)
+      io.stdout:flush()
+    end,
+  })
+end
+
+--- Opens a run: makes its folder with config.json, metrics.jsonl and samples.jsonl. From here on Ctrl-C ends the loop after
+--- its step; a second one ends the program.
+---@param config table  what liger.config returned
+---@return liger.Run
+function M.new(config)
+  if type(config) ~= "table" or type(config.out) ~= "string" then
+    error("run: config is no table of liger.config", 2)
+  end
+  local run = setmetatable({
+    config = config,
+    folder = make_folder(config),
+    step = 0, -- of the loop that runs now
+    interrupted = false,
+    watched = {},
+    values = {}, -- the last logged
+    started_at = C.lg_sys_time(),
+    progress = new_progress(config),
+  }, Run)
+  write_config(run)
+  run.metrics = open_append(run.folder .. "/metrics.jsonl")
+  run.samples = open_append(run.folder .. "/samples.jsonl")
+  open_runs[#open_runs + 1] = run
+  C.lg_sys_catch_interrupt(true)
+  return run
+end
+
+-- ---- the loop ----
+
+function Run:_close_scope()
+  if self.scope then
+    memory.close_scope(self.scope)
+    self.scope = nil
+  end
+end
+
+--- Names what comes next in the progress line and in the metrics.
+---@param name string
+---@param total? integer  steps it has, where there is no loop to say so
+function Run:phase(name, total)
+  self.progress:close()
+  self.phase_name, self.total, self.step, self.values = name, total, 0, {}
+end
+
+--- Steps 1 to n (config.steps). What a step makes is freed when it ends, unless it was kept with keep().
+---@param n? integer
+---@param settings? { label: string }  starts a phase of that name
+---@return fun(): integer|nil
+function Run:steps(n, settings)
+  n = n or self.config.steps
+  if type(n) ~= "number" or n % 1 ~= 0 or n < 0 then
+    error(("steps: n is %s, wanted a whole number from 0"):format(tostring(n)), 2)
+  end
+  self:_close_scope()
+  self:phase(settings and settings.label or self.phase_name, n)
+  self.loop_started_at = C.lg_sys_time()
+  local step = 0
+  return function()
+    self:_close_scope()
+    if C.lg_sys_interrupted() and not self.interrupted then
+      self.interrupted = true
+      self:print(("interrupted after step %d"):format(step))
+    end
+    if self.interrupted or step >= n or self.finished then
+      return nil
+    end
+    step = step + 1
+    self.step, self.step_started_at = step, C.lg_sys_time()
+    self.scope = memory.open_scope()
+    return step
+  end
+end
+
+-- ---- metrics ----
+
+local own_metrics = { step = true, phase = true, step_time = true }
+
+local function metric(name, value)
+  if own_metrics[name] then
+    error(("log: %s is the run's own, choose another name"):format(name), 3)
+  elseif Tensor.is(value) then
+    if value:numel() ~= 1 then
+      error(("log: %s is %s, wanted one element"):format(name, Tensor.shape_text(value.shape)), 3)
+    end
+    return value:item()
+  elseif type(value) ~= "number" then
+    error(("log: %s is a %s, wanted a number or a tensor of one element"):format(name, type(value)), 3)
+  end
+  return value
+end
+
+local function is_finite(x)
+  return x - x == 0
+end
+
+local exponent_bits = { bf16 = 0x7F80, f16 = 0x7C00 }
+
+local function all_finite(tensor)
+  if tensor.dtype == "i32" or tensor.dtype == "i64" or tensor.dtype == "u8" or tensor.storage.dead then
+    return true
+  end
+  local t = tensor:is_contiguous() and tensor or tensor:detach():clone()
+  local data, exponent = t:data(), exponent_bits[t.dtype]
+  for i = 0, t:numel() - 1 do
+    if exponent and bit.band(data[i], exponent) == exponent or not exponent and not is_finite(data[i]) then
+      return false
+    end
+  end
+  return true
+end
+
+-- The first of the watched tensors that holds a NaN or an infinity, itself or in its gradient.
+function Run:_blame()
+  for _, entry in ipairs(self.watched) do
+    if not all_finite(entry.tensor) then
+      return entry.name
+    elseif entry.tensor.grad and not all_finite(entry.tensor.grad) then
+      return "gradient of " .. entry.name
+    end
+  end
+end
+
+--- Adds a tensor to those that are looked through, in this order, when a loss or a gradient is not finite.
+---@param name string
+---@param tensor liger.Tensor
+function Run:watch(name, tensor)
+  self.watched[#self.watched + 1] = { name = name, tensor = tensor }
+end
+
+function Run:_check_finite(values)
+  for _, name in ipairs({ "loss", "grad_norm" }) do
+    local value = values[name]
+    if value and not is_finite(value) then
+      local text = value ~= value and "nan" or value > 0 and "inf" or "-inf"
+      local blamed = self:_blame()
+      error(
+        ("step %d: %s is %s%s"):format(
+          self.step, name, text, blamed and "; the first tensor with NaN or Inf is " .. blamed or ""
+        ),
+        0
+      )
+    end
+  end
+end
+
+--- Writes the step's metrics. `step`, `phase` and `step_time` (seconds since the step began) are added, and
+--- `tokens_per_second` where there is `tokens`. A loss or grad_norm that is NaN or infinite stops the run.
+---@param values table<string, number|liger.Tensor>
+function Run:log(values)
+  local line = {}
+  for name, value in pairs(values) do
+    line[name] = metric(name, value)
+  end
+  local now = C.lg_sys_time()
+  for name, value in pairs(line) do
+    self.values[name] = value
+  end
+  line.step, line.phase = self.step, self.phase_name
+  line.step_time = now - (self.step_started_at or self.started_at)
+  if line.tokens and not line.tokens_per_second then
+    line.tokens_per_second = line.tokens / line.step_time
+  end
+  append(self.metrics, line, METRIC_DIGITS)
+  self:_check_finite(line)
+  self:_show(line, now)
+end
+
+function Run:_show(line, now)
+  local total = self.total or self.step
+  local left
+  if self.loop_started_at and self.step > 0 and self.step < total then
+    left = (now - self.loop_started_at) / self.step * (total - self.step)
+  end
+  self.progress:update({
+    step = self.step,
+    total = total,
+    phase = self.phase_name,
+    values = self.values,
+    tokens_per_second = line.tokens_per_second,
+    live_bytes = memory.stats().live,
+    seconds_left = left,
+  })
+end
+
+--- Writes a line to samples.jsonl: any strings, numbers and tables; `step` and `phase` are added.
+---@param values table
+function Run:sample(values)
+  local line = {}
+  for name, value in pairs(values) do
+    line[name] = value
+  end
+  line.step, line.phase = self.step, self.phase_name
+  append(self.samples, line, METRIC_DIGITS)
+end
+
+--- Prints a line without breaking the live one.
+function Run:print(text)
+  self.progress:print(tostring(text))
+end
+
+-- ---- the end ----
+
+local function forget(run)
+  for i, other in ipairs(open_runs) do
+    if other == run then
+      table.remove(open_runs, i)
+      return
+    end
+  end
+end
+
+--- Closes the loop and the files. The program does it too, when a recipe ends in any way.
+function Run:finish()
+  if self.finished then
+    return
+  end
+  self.finished = true
+  self:_close_scope()
+  self.progress:close()
+  self.metrics:close()
+  self.samples:close()
+  forget(self)
+  if #open_runs == 0 then
+    C.lg_sys_catch_interrupt(false)
+  end
+  if not self.config.quiet then
+    local seconds = C.lg_sys_time() - self.started_at
+    self:print(("%s  %s"):format(self.folder, progress.duration(seconds)))
+  end
+  M.any_interrupted = M.any_interrupted or self.interrupted
+end
+
+--- Finishes every run that is still open; true when one was interrupted.
+---@return boolean
+function M.finish_all()
+  while open_runs[1] do
+    open_runs[1]:finish()
+  end
+  return M.any_interrupted or false
+end
+
+return M
