@@ -1,0 +1,219 @@
+-- Loads a model: a Hugging Face folder or a GGUF file becomes a decoder and its tokenizer; saves one as a folder.
+local cjson = require("cjson")
+local ffi = require("ffi")
+local decoder = require("liger.nn.decoder")
+local gguf = require("liger.model.gguf")
+local lib = require("liger.ffi")
+local memory = require("liger.memory")
+local weights = require("liger.model.weights")
+
+local M = {}
+
+-- Families by model_type; the module is loaded when a model asks for it.
+local FAMILIES = { llama = "liger.model.llama", qwen3 = "liger.model.qwen3" }
+
+local function read_file(path)
+  local file = io.open(path, "rb")
+  if not file then
+    return nil
+  end
+  local text = file:read("*a")
+  file:close()
+  return text
+end
+
+-- JSON null becomes nil: a config's null means the default.
+local function without_null(value)
+  if type(value) ~= "table" then
+    return value ~= cjson.null and value or nil
+  end
+  for key, item in pairs(value) do
+    if item == cjson.null then
+      value[key] = nil
+    elseif type(item) == "table" then
+      without_null(item)
+    end
+  end
+  return value
+end
+
+local function read_json(path)
+  local text = read_file(path)
+  if not text then
+    return nil
+  end
+  local ok, value = pcall(cjson.decode, text)
+  if not ok or type(value) ~= "table" then
+    lib.raise(("%s: not a JSON object: %s"):format(path, ok and type(value) or value))
+  end
+  return without_null(value)
+end
+
+local NEEDED = { "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size" }
+
+-- Settings that would change the result if they were passed over.
+local function check_config(config, path)
+  for _, key in ipairs(NEEDED) do
+    local value = config[key]
+    if type(value) ~= "number" or value < 1 or value % 1 ~= 0 or value > 2 ^ 31 then
+      lib.raise(("%s: %s is %s, wanted a whole number from 1"):format(path, key, tostring(value)))
+    end
+  end
+  local act = config.hidden_act
+  if act and act ~= "silu" then
+    lib.raise(("%s: hidden_act is %s, wanted silu"):format(path, tostring(act)))
+  end
+  if config.use_sliding_window then
+    lib.raise(("%s: use_sliding_window is true; sliding windows are not built"):format(path))
+  end
+end
+
+--- A decoder for a config, its weights not initialised.
+---@param config table   Hugging Face config
+---@param options? { dtype?: string, path?: string }
+---@return liger.Decoder model
+---@return table family
+function M.from_config(config, options)
+  local path = options and options.path or "config"
+  local name = FAMILIES[config.model_type]
+  if not name then
+    lib.raise(("%s: model_type is %s, wanted llama or qwen3"):format(path, tostring(config.model_type)))
+  end
+  check_config(config, path)
+  local family = require(name)
+  local model = decoder.new(family.shape(config), config, options and options.dtype or "f32")
+  return model, family
+end
+
+local function ids_of(value)
+  if type(value) == "number" then
+    return { value }
+  end
+  return type(value) == "table" and value or {}
+end
+
+-- The union of the stop ids that config, generation config and tokenizer name.
+local function stop_ids(config, generation, tokenizer)
+  local list, seen = {}, {}
+  local function add(ids)
+    for _, id in ipairs(ids) do
+      if not seen[id] then
+        seen[id] = true
+        list[#list + 1] = id
+      end
+    end
+  end
+  add(ids_of(generation and generation.eos_token_id))
+  add(ids_of(config.eos_token_id))
+  add(ids_of(tokenizer and tokenizer.eos_id))
+  return list
+end
+
+local function load_folder(path, dtype)
+  local config = read_json(path .. "/config.json")
+  local files = {}
+  local shards = read_json(path .. "/model.safetensors.index.json")
+  if shards then
+    local seen = {}
+    for _, name in pairs(shards.weight_map or {}) do
+      if not seen[name] then
+        seen[name] = true
+        files[#files + 1] = { path = path .. "/" .. name }
+      end
+    end
+    table.sort(files, function(a, b)
+      return a.path < b.path
+    end)
+  else
+    files[1] = { path = path .. "/model.safetensors" }
+  end
+  for _, f in ipairs(files) do
+    f.file = weights.open(f.path)
+  end
+  local model = M.from_config(config, { dtype = dtype, path = path .. "/config.json" })
+  weights.load(model, weights.index(files), path)
+  local generation = read_json(path .. "/generation_config.json")
+  local has_tokenizer = read_file(path .. "/tokenizer.json") ~= nil
+  local tokenizer = has_tokenizer and require("liger.data.tokenizer").load(path) or nil
+  return model, tokenizer, generation
+end
+
+--- The metadata of an open GGUF or safetensors file.
+---@return table
+function M.metadata(file)
+  local bytes = ffi.new("int64_t[1]")
+  local text = lib.C.lg_file_metadata(file, bytes)
+  return cjson.decode(ffi.string(text, bytes[0]))
+end
+
+local function load_gguf(path, dtype)
+  local file = weights.open(path)
+  local meta = M.metadata(file)
+  local index = weights.index({ { path = path, file = file } })
+  local config = gguf.config(meta, index, path)
+  local model, family = M.from_config(config, { dtype = dtype, path = path })
+  weights.load(model, index, path, gguf.name, family.gguf_interleaved and gguf.deinterleave(model.shape) or nil)
+  return model, require("liger.data.tokenizer").from_gguf(meta, path)
+end
+
+--- Loads a checkpoint.
+---@param path string   a Hugging Face folder (config.json, safetensors, tokenizer.json), a run's checkpoint, or a GGUF file
+---@param options? { dtype?: string }  f32 (default), bf16 or f64
+---@return liger.Decoder model
+---@return liger.Tokenizer|nil tokenizer  nil when the folder has none
+function M.load(path, options)
+  local dtype = options and options.dtype or "f32"
+  local scope = memory.open_scope()
+  local model, tokenizer, generation
+  if read_file(path .. "/config.json") then
+    model, tokenizer, generation = load_folder(path, dtype)
+  else
+    local probe = io.open(path, "rb")
+    local magic = probe and probe:read(4)
+    if probe then
+      probe:close()
+    end
+    if magic ~= "GGUF" then
+      lib.raise(("%s: %s, wanted a folder with config.json or a GGUF file"):format(
+        path, probe and "neither a model folder nor a GGUF file" or "no such file or folder"
+      ))
+    end
+    model, tokenizer = load_gguf(path, dtype)
+  end
+  memory.close_scope(scope)
+  model.path = path
+  model.stop_ids = stop_ids(model.config, generation, tokenizer)
+  return model, tokenizer
+end
+
+local function write_file(path, text)
+  local file, message = io.open(path .. ".tmp", "wb")
+  if not file then
+    lib.raise(("%s: cannot be written: %s"):format(path, message))
+  end
+  file:write(text)
+  file:close()
+  assert(os.rename(path .. ".tmp", path))
+end
+
+--- Writes a model as a Hugging Face folder: config.json, model.safetensors and, from where it was loaded, the tokenizer's files.
+---@param model liger.Decoder
+---@param folder string       made when it is not there
+---@param tokenizer? liger.Tokenizer
+function M.save(model, folder, tokenizer)
+  lib.check(lib.C.lg_sys_make_folders(lib.ctx, folder))
+  weights.save(model, folder .. "/model.safetensors")
+  local config = {}
+  for key, value in pairs(model.config) do
+    config[key] = value
+  end
+  config.torch_dtype = ({ f32 = "float32", bf16 = "bfloat16", f64 = "float64" })[model.dtype]
+  write_file(folder .. "/config.json", cjson.encode(config) .. "\n")
+  if tokenizer and tokenizer.files then
+    for name, text in pairs(tokenizer:files()) do
+      write_file(folder .. "/" .. name, text)
+    end
+  end
+end
+
+return M

@@ -1,0 +1,357 @@
+-- Batched generation over the paged cache. Prompts join when pages are free, their group shares the prompt's pages, sequences
+-- leave when they stop. The draw of a token depends on (seed, sequence number, position) alone, and every op treats rows alone, so
+-- a sequence is the same whoever shares its batch, and its log-probabilities are those of a training forward, bit for bit.
+local autograd = require("liger.autograd")
+local cache_module = require("liger.rollout.cache")
+local lib = require("liger.ffi")
+local memory = require("liger.memory")
+local ops = require("liger.ops")
+local Tensor = require("liger.tensor")
+
+local M = {}
+
+local PAGE = cache_module.page_size
+
+local DEFAULTS = {
+  group = 1, -- completions a prompt
+  max_new = 128, -- tokens a completion at most
+  temperature = 1, -- 0: greedy
+  top_k = 0, -- 0: off
+  top_p = 1, -- 1: off
+  min_p = 0, -- 0: off
+  greedy = false,
+  stop = false, -- list of ids that end a completion; default: the model's
+  seed = 0,
+  first_sequence = 0, -- number of the first completion; later ones count on
+  cache_bytes = 2 ^ 30, -- bytes of the cache at most; what does not fit waits
+  on_token = false, -- function(completion, id, logp), as they come
+  interrupted = false, -- function() that ends the generation when it returns true
+}
+
+local PREFILL_TOKENS = 8192 -- prompt tokens that one forward takes in
+
+local function check_options(options)
+  local o = {}
+  for key, value in pairs(DEFAULTS) do
+    o[key] = value
+  end
+  for key, value in pairs(options or {}) do
+    if DEFAULTS[key] == nil then
+      lib.raise(("generate: unknown option %s"):format(tostring(key)))
+    end
+    o[key] = value
+  end
+  local function range(key, low, high, whole)
+    local value = o[key]
+    if type(value) ~= "number" or not (value >= low and value <= high) or (whole and value % 1 ~= 0) then
+      lib.raise(
+        ("generate: %s is %s, wanted a %snumber from %g to %g"):format(key, tostring(value), whole and "whole " or "", low, high)
+      )
+    end
+  end
+  range("group", 1, 2 ^ 20, true)
+  range("max_new", 0, 2 ^ 30, true)
+  range("temperature", 0, math.huge)
+  range("top_k", -1, 2 ^ 31, true)
+  range("top_p", 0, 1)
+  range("min_p", 0, 1)
+  range("seed", -2 ^ 52, 2 ^ 52, true)
+  if o.temperature == 0 then
+    o.greedy, o.temperature = true, 1
+  end
+  return o
+end
+
+local function i32(values)
+  return Tensor.from_table(values, "i32")
+end
+
+-- ---- one generation ----
+
+local Generation = {}
+Generation.__index = Generation
+
+local function pages_for(tokens)
+  return math.ceil(tokens / PAGE)
+end
+
+-- Pages that a prompt's group takes at most: the full pages once, the rest a completion.
+local function pages_of_group(self, prompt)
+  local full = math.floor(#prompt / PAGE)
+  return full + self.options.group * (pages_for(#prompt + self.options.max_new) - full)
+end
+
+local function sample(self, z, rows)
+  local B = #rows
+  local sequence, position = Tensor.empty({ B }, "i64"), Tensor.empty({ B }, "i32")
+  local sequence_data, position_data = sequence:data(), position:data()
+  for i, row in ipairs(rows) do
+    sequence_data[i - 1], position_data[i - 1] = row.number, row.length
+  end
+  local o = self.options
+  local top_k = o.greedy and 1 or math.max(o.top_k, 0)
+  local id, logp = ops.sample(z, sequence, position, o.seed, top_k, o.top_p, o.min_p)
+  local id_data, logp_data = id:data(), logp:data()
+  local on_token, result = o.on_token, nil
+  for i = 1, B do
+    local row = rows[i]
+    result = row.result
+    local n = #result.ids + 1
+    row.last = id_data[i - 1]
+    result.ids[n], result.logp[n] = row.last, tonumber(logp_data[i - 1])
+    if self.stop[row.last] then
+      result.stopped, row.done = true, true
+    elseif n == o.max_new then
+      row.done = true
+    end
+    if on_token then
+      on_token(row.index, row.last, result.logp[n])
+    end
+  end
+end
+
+local function logits(self, hidden)
+  return ops.linear_logits(hidden, self.model.weights.head, nil, self.options.greedy and 1 or self.options.temperature, 0)
+end
+
+-- The slots of a prompt's tokens on its pages.
+local function slots_of(pages, from, to)
+  local slots = {}
+  for t = from, to do
+    slots[#slots + 1] = pages[math.floor(t / PAGE) + 1] * PAGE + t % PAGE
+  end
+  return slots
+end
+
+-- The rows of a prompt's group: the first owns the pages the prompt was written to, the others share the full ones and get copies
+-- of the rest.
+local function group_rows(self, prompt, index, pages, from, to)
+  local rows, full = {}, math.floor(#prompt / PAGE)
+  for g = 1, self.options.group do
+    local own = {}
+    for i = 1, full do
+      own[i] = pages[i]
+      if g > 1 then
+        self.cache:share(pages[i])
+      end
+    end
+    if #prompt % PAGE > 0 then
+      own[full + 1] = g == 1 and pages[full + 1] or self.cache:take()
+      if g > 1 then
+        for t = full * PAGE, #prompt - 1 do
+          from[#from + 1] = pages[full + 1] * PAGE + t % PAGE
+          to[#to + 1] = own[full + 1] * PAGE + t % PAGE
+        end
+      end
+    end
+    local at = (index - 1) * self.options.group + g
+    rows[g] = {
+      index = at,
+      number = self.options.first_sequence + at - 1,
+      pages = own,
+      length = #prompt,
+      most_pages = pages_for(#prompt + self.options.max_new),
+      result = self.results[at],
+    }
+  end
+  return rows
+end
+
+-- Runs waiting prompts through the model, as many as pages and PREFILL_TOKENS allow, and draws their first tokens.
+local function admit(self)
+  local prompts, first, tokens = {}, self.next, 0
+  while self.next <= #self.prompts do
+    local prompt = self.prompts[self.next]
+    local pages = pages_of_group(self, prompt)
+    if pages > self.unreserved or (tokens > 0 and tokens + #prompt > PREFILL_TOKENS) then
+      break
+    end
+    self.unreserved = self.unreserved - pages
+    tokens = tokens + #prompt
+    prompts[#prompts + 1] = prompt
+    self.next = self.next + 1
+  end
+  if #prompts == 0 then
+    return
+  end
+  local scope = memory.open_scope()
+  local batch = self.pack(prompts)
+  local slots, rows, last, from, to = {}, {}, {}, {}, {}
+  local at = 0
+  for i, prompt in ipairs(prompts) do
+    local pages = {}
+    for p = 1, pages_for(#prompt) do
+      pages[p] = self.cache:take()
+    end
+    for _, slot in ipairs(slots_of(pages, 0, #prompt - 1)) do
+      slots[#slots + 1] = slot
+    end
+    at = at + #prompt
+    for _, row in ipairs(group_rows(self, prompt, first + i - 1, pages, from, to)) do
+      rows[#rows + 1] = row
+      last[#last + 1] = at - 1
+    end
+  end
+  local cache, slot, scale = self.cache, i32(slots), self.model.shape.head_dim ^ -0.5
+  local hidden = self.model:forward(batch.ids, batch.position, batch.max_length, function(layer, q, k, v)
+    ops.cache_write(k, v, slot, cache.k[layer], cache.v[layer])
+    return (ops.attention(q, k, v, batch.cu_seqlens, scale, true))
+  end)
+  if #from > 0 then
+    local from_slot, to_slot = i32(from), i32(to)
+    for layer = 1, #cache.k do
+      ops.cache_copy(from_slot, to_slot, cache.k[layer], cache.v[layer])
+    end
+  end
+  -- The last hidden state once a prompt, its logits once a completion.
+  local ends, of_prompt = {}, {}
+  for i = 1, #last do
+    if #ends == 0 or ends[#ends] ~= last[i] then
+      ends[#ends + 1] = last[i]
+    end
+    of_prompt[i] = #ends - 1
+  end
+  local z = logits(self, ops.embedding(hidden, i32(ends)))
+  if #of_prompt > #ends then
+    z = ops.embedding(z, i32(of_prompt))
+  end
+  sample(self, z, rows)
+  memory.close_scope(scope)
+  for _, row in ipairs(rows) do
+    self.active[#self.active + 1] = row
+  end
+end
+
+-- Rows that are done give their pages back and leave.
+local function retire(self)
+  local kept = {}
+  for _, row in ipairs(self.active) do
+    if row.done then
+      for _, page in ipairs(row.pages) do
+        self.cache:drop(page)
+      end
+    else
+      kept[#kept + 1] = row
+    end
+  end
+  if #kept < #self.active then
+    self.active = kept
+    -- Free pages less those that the running rows may still take.
+    self.unreserved = #self.cache.free
+    for _, row in ipairs(kept) do
+      self.unreserved = self.unreserved - (row.most_pages - #row.pages)
+    end
+  end
+end
+
+-- One token for every active row.
+local function decode(self)
+  local scope = memory.open_scope()
+  local rows = self.active
+  local B, widest, longest = #rows, 0, 0
+  for _, row in ipairs(rows) do
+    if row.length % PAGE == 0 then
+      row.pages[#row.pages + 1] = self.cache:take()
+    end
+    widest = math.max(widest, #row.pages)
+    longest = math.max(longest, row.length + 1)
+  end
+  local ids, position = Tensor.empty({ B }, "i32"), Tensor.empty({ B }, "i32")
+  local slot, length = Tensor.empty({ B }, "i32"), Tensor.empty({ B }, "i32")
+  local page = Tensor.empty({ B, widest }, "i32")
+  local id_data, position_data, slot_data = ids:data(), position:data(), slot:data()
+  local length_data, page_data = length:data(), page:data()
+  for i = 0, B - 1 do
+    local row = rows[i + 1]
+    local at = row.length
+    local pages = row.pages
+    id_data[i], position_data[i], length_data[i] = row.last, at, at + 1
+    slot_data[i] = pages[#pages] * PAGE + at % PAGE
+    for p = 0, widest - 1 do
+      page_data[i * widest + p] = pages[p + 1] or 0
+    end
+    row.length = at + 1
+  end
+  local cache, scale = self.cache, self.model.shape.head_dim ^ -0.5
+  local hidden = self.model:forward(ids, position, longest, function(layer, q, k, v)
+    local k_cache, v_cache = cache.k[layer], cache.v[layer]
+    ops.cache_write(k, v, slot, k_cache, v_cache)
+    return ops.attention_decode(q, k_cache, v_cache, page, length, PAGE, scale)
+  end)
+  sample(self, logits(self, hidden), rows)
+  memory.close_scope(scope)
+end
+
+local function run(self)
+  while self.next <= #self.prompts or #self.active > 0 do
+    admit(self)
+    retire(self)
+    if #self.active > 0 then
+      decode(self)
+      retire(self)
+    end
+    if self.options.interrupted and self.options.interrupted() then
+      return
+    end
+  end
+end
+
+--- Generates completions.
+---@param model liger.Decoder
+---@param prompts integer[][]  ids of each prompt, at least one
+---@param options? table       group, max_new, temperature, top_k, top_p, min_p, greedy, stop, seed, first_sequence, ...
+---@return { ids: integer[], logp: number[], stopped: boolean, prompt: integer }[]  group completions a prompt, prompt by prompt;
+---   ids hold the stop id; logp is under the softmax at the temperature (at 1 when greedy); stopped is false when max_new cut it
+function M.generate(model, prompts, options)
+  local o = check_options(options)
+  local self = setmetatable({
+    model = model,
+    prompts = prompts,
+    options = o,
+    pack = require("liger.nn.decoder").pack,
+    stop = {},
+    active = {},
+    results = {},
+    next = 1,
+  }, Generation)
+  for _, id in ipairs(o.stop or model.stop_ids or {}) do
+    self.stop[id] = true
+  end
+  local wanted, largest = 0, 0
+  for i, prompt in ipairs(prompts) do
+    if #prompt == 0 then
+      lib.raise(("generate: prompt %d is empty, wanted at least one token"):format(i))
+    end
+    local limit = model.config.max_position_embeddings
+    if limit and #prompt + o.max_new > limit then
+      lib.raise(
+        ("generate: prompt %d has %d tokens and max_new is %d, wanted at most %d together"):format(i, #prompt, o.max_new, limit)
+      )
+    end
+    for g = 1, o.group do
+      self.results[(i - 1) * o.group + g] = { ids = {}, logp = {}, stopped = false, prompt = i }
+    end
+    local pages = pages_of_group(self, prompt)
+    wanted, largest = wanted + pages, math.max(largest, pages)
+  end
+  if o.max_new == 0 or #prompts == 0 then
+    return self.results
+  end
+  local affordable = math.floor(o.cache_bytes / cache_module.page_bytes(model.shape, model.dtype))
+  if affordable < largest then
+    lib.raise(
+      ("generate: a prompt needs %d cache pages and cache_bytes = %d gives %d; raise cache_bytes or lower group or max_new"):format(
+        largest, o.cache_bytes, affordable
+      )
+    )
+  end
+  local pages = math.min(wanted, affordable)
+  local scope = memory.open_scope()
+  self.cache = cache_module.new(model.shape, model.dtype, pages)
+  self.unreserved = pages
+  autograd.no_grad(run, self)
+  memory.close_scope(scope)
+  return self.results
+end
+
+return M
