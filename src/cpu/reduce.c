@@ -33,6 +33,10 @@ static double sum_block(const lg_tensor *x, int64_t i, int64_t n, bool squares) 
 
 static lg_status sum_all(lg_context *ctx, const lg_tensor *x, bool squares, double *total) {
     const int64_t n = tensor_numel(x), blocks = (n + BLOCK - 1) / BLOCK;
+    if (blocks <= 1) {
+        *total = sum_block(x, 0, n, squares);
+        return LG_OK;
+    }
     const int threads = op_threads(ctx, n, GRAIN);
     void *scratch;
     LG_TRY(lg_scratch(ctx, blocks * (int64_t)sizeof(double), &scratch));
