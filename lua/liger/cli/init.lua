@@ -1,5 +1,5 @@
--- The command line of the program: which command, the options that stand before it, help. Commands are loaded when called, so
--- that a script starts at once.
+-- The command line of the program: which command, the options that stand before it, help. Commands
+-- are loaded when called, so that a script starts at once.
 local options = require("liger.train.options")
 
 local M = {}
@@ -26,14 +26,14 @@ Options for every command, before or after it:
   liger generate models/SmolLM2-135M "The capital of France is" --greedy
 ]]
 
-local modules = { run = "liger.cli.run", generate = "liger.cli.generate", score = "liger.cli.score", info = "liger.cli.info" }
+local modules = {
+  run = "liger.cli.run",
+  generate = "liger.cli.generate",
+  score = "liger.cli.score",
+  info = "liger.cli.info",
+}
 local names = { "run", "generate", "score", "info", "help" }
 local global_options = { threads = true, seed = true, dtype = true }
-
-local function version()
-  local has_sys, sys = pcall(require, "liger.sys")
-  return has_sys and sys.version or require("liger.train.run").version
-end
 
 -- The environment of the prompt and of -e: everything of liger by its own name.
 local function environment()
@@ -48,8 +48,8 @@ end
 local function take_globals(args)
   local taken, i = {}, 1
   while args[i] do
-    local name, value = args[i]:match("^%-%-(%a+)=?(.*)$")
-    if not global_options[name] then
+    local name, value = args[i]:match("^%-%-(%a+)(.*)$")
+    if not global_options[name] or not value:match("^=") and value ~= "" then
       break
     end
     taken[#taken + 1] = args[i]
@@ -68,11 +68,8 @@ end
 
 -- Options before -e and the prompt, where no command reads them.
 local function apply_globals(taken)
-  local values = options.parse({
-    { name = "threads", default = 0, allow = { min = 0, whole = true } },
-    { name = "seed", default = 0, allow = { min = 0, whole = true } },
-    { name = "dtype", default = "f32", allow = { "f32", "bf16" } },
-  }, taken)
+  local common = options.common
+  local values = options.parse({ common.threads, common.seed, common.dtype }, taken)
   if #taken > 0 then
     require("liger.ffi").set_threads(values.threads)
     require("liger.fn").manual_seed(values.seed)
@@ -108,7 +105,7 @@ local function is_script(word)
   if file then
     file:close()
   end
-  return file ~= nil and file ~= false
+  return file and true or false
 end
 
 --- Runs the program.
@@ -124,7 +121,7 @@ function M.main(arg)
   elseif word == "--help" or word == "-h" or word == "help" then
     return show_help(args[2])
   elseif word == "--version" or word == "-v" then
-    print("liger " .. version())
+    print("liger " .. require("liger.sys").version)
     return 0
   elseif word == "-e" then
     return evaluate(args[2], taken)

@@ -1,4 +1,5 @@
--- liger run: finds a recipe, gives it its command line, and sees that its runs are finished however it ends.
+-- liger run: finds a recipe, gives it its command line, and sees that its runs are finished however
+-- it ends.
 local options = require("liger.train.options")
 
 local M = {}
@@ -6,8 +7,8 @@ local M = {}
 M.help = [[
 usage: liger run FILE [--key value ...]
 
-Runs a recipe or any Lua file. `liger run FILE --help` shows a recipe's own options. FILE is a path, or the name of a recipe
-that comes with liger.
+Runs a recipe or any Lua file. FILE is a path, or the name of a recipe that comes with liger.
+`liger run FILE --help` shows a recipe's own options.
 
   liger run recipes/sft.lua --data train.jsonl --lr 1e-5
   liger run grpo --help
@@ -28,8 +29,9 @@ local function find(name)
   local has_sys, sys = pcall(require, "liger.sys")
   local tries = { name, name .. ".lua" }
   if has_sys then
-    for _, path in ipairs({ name, name .. ".lua", "recipes/" .. name, "recipes/" .. name .. ".lua" }) do
-      tries[#tries + 1] = sys.data .. "/" .. path
+    for _, folder in ipairs({ sys.data .. "/", sys.data .. "/recipes/" }) do
+      tries[#tries + 1] = folder .. name
+      tries[#tries + 1] = folder .. name .. ".lua"
     end
   end
   for _, path in ipairs(tries) do
@@ -59,8 +61,9 @@ local function finish_runs()
   return run and run.finish_all()
 end
 
--- Runs are finished where the error is raised, so that the live line ends before the message; the traceback of that place
--- follows the message, which is printed up to its first line unless --traceback was given.
+-- Runs are finished where the error is raised, so that the live line ends before the message. The
+-- traceback of that place follows the message, which is printed up to its first line unless
+-- --traceback was given.
 local function on_error(problem)
   local described = type(problem) == "table" and problem or { message = tostring(problem) }
   pcall(finish_runs)

@@ -1,4 +1,5 @@
--- Writes JSON the same way every time: keys sorted, the shortest number that reads back the same, one line. Reading is cjson's.
+-- Writes JSON the same way every time: keys sorted, the shortest number that reads back the same,
+-- one line. Reading is cjson's.
 local M = {}
 
 local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
@@ -97,9 +98,10 @@ local function write(out, value, digits)
   end
 end
 
---- One line of JSON. A table with a first entry is a list, an empty one too; NaN and infinities become "nan", "inf", "-inf".
+--- One line of JSON. A table with a first entry is a list, an empty one too; NaN and infinities
+--- become "nan", "inf", "-inf".
 ---@param value any
----@param digits? integer  significant digits of numbers (nil: as many as it takes to read back the same)
+---@param digits? integer  significant digits of numbers (nil: enough to read back the same)
 ---@return string
 function M.encode(value, digits)
   local out = {}

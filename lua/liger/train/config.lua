@@ -1,4 +1,5 @@
--- A recipe's options: its table of defaults, the command line over it, and the help made from the recipe's own comments.
+-- A recipe's options: its table of defaults, the command line over it, and the help made from the
+-- recipe's own comments.
 local options = require("liger.train.options")
 
 local M = {}
@@ -30,10 +31,10 @@ end
 local function common_keys(out)
   return {
     { name = "out", default = out, show = "runs/" .. M.recipe_name() .. "-TIME", comment = "folder of the run" },
-    { name = "seed", default = 0, comment = "seed of all random numbers", allow = { min = 0, whole = true } },
-    { name = "threads", default = 0, comment = "CPU threads; 0: all cores", allow = { min = 0, whole = true } },
-    { name = "dtype", default = "f32", comment = "of the weights: f32 or bf16", allow = { "f32", "bf16" } },
-    { name = "device", default = "auto", comment = "auto or cpu", allow = { "auto", "cpu" } },
+    options.common.seed,
+    options.common.threads,
+    options.common.dtype,
+    { name = "device", default = "auto", comment = "auto or cpu" },
     { name = "quiet", default = false, comment = "no progress" },
   }
 end
@@ -75,38 +76,51 @@ local function split_comment(line)
   return table.concat(code), nil
 end
 
--- Keys in the order of the source and their comments, from the first `config {` or `config({`. A line that is only a comment
--- goes on with the one above.
+local function braces(code)
+  local _, opens = code:gsub("{", "")
+  local _, closes = code:gsub("}", "")
+  return opens, closes
+end
+
+-- The keys that a line of a table sets, and the depth of braces after it; the line is looked at up
+-- to where the table ends.
+local function keys_of_line(code, depth)
+  local names = {}
+  for part in code:gmatch("[^,]+") do
+    local at = part:find("[%a_][%w_]*%s*=[^=]")
+    if at and depth + braces(part:sub(1, at)) == 1 then
+      names[#names + 1] = part:match("^[%a_][%w_]*", at)
+    end
+    local opens, closes = braces(part)
+    depth = depth + opens - closes
+    if depth == 0 and closes > 0 then
+      break
+    end
+  end
+  return names, depth
+end
+
+-- Keys in the order of the source and their comments, from the first `config {` or `config({`. A
+-- line that is only a comment and stands further right than the key goes on with the comment above.
 local function read_keys(lines)
-  local order, comments, depth, last = {}, {}, 0, nil
+  local order, comments, depth, last, indent = {}, {}, 0, nil, 0
   for _, line in ipairs(lines) do
     local code, comment = split_comment(line)
     if depth == 0 then
       code = code:match("config%s*%(?%s*({.*)$") or ""
     end
-    local names = {}
-    for part in code:gmatch("[^,]+") do
-      local at = part:find("[%a_][%w_]*%s*=[^=]")
-      local _, opened = part:sub(1, at or 0):gsub("{", "")
-      if at and depth + opened == 1 then
-        names[#names + 1] = part:match("^[%a_][%w_]*", at)
-      end
-      local _, opens = part:gsub("{", "")
-      local _, closes = part:gsub("}", "")
-      depth = depth + opens - closes
-      if depth == 0 and opens + closes > 0 then
-        break
-      end
-    end
+    local names
+    names, depth = keys_of_line(code, depth)
     for _, name in ipairs(names) do
       order[#order + 1] = name
     end
+    local is_bare = code:match("^%s*$")
     if comment and #names > 0 then
-      last = names[#names]
+      last, indent = names[#names], #line:match("^%s*")
       comments[last] = comment
-    elseif comment and last and code:match("^%s*$") then
+    elseif comment and is_bare and last and #code > indent then
       comments[last] = comments[last] .. " " .. comment
-    elseif not comment or not code:match("^%s*$") then
+    else
       last = nil
     end
     if depth == 0 and #order > 0 then
@@ -141,7 +155,8 @@ local function check_constraints(defaults, constraints)
     end
     for field in pairs(allow) do
       if type(field) ~= "number" and not allowed_fields[field] then
-        error(("config: %s: constraint %s, wanted min, max, above, whole or a list"):format(name, tostring(field)), 3)
+        local form = "config: %s: constraint %s, wanted min, max, above, whole or a list"
+        error(form:format(name, tostring(field)), 3)
       end
     end
   end
@@ -162,13 +177,13 @@ local function recipe_keys(defaults, constraints, order, comments)
   local keys, seen = {}, {}
   local function add(name)
     if defaults[name] ~= nil and not seen[name] then
-      seen[name] = true
-      keys[#keys + 1] = {
+      seen[name] = {
         name = name,
         default = defaults[name],
         comment = comments[name],
         allow = constraints[name],
       }
+      keys[#keys + 1] = seen[name]
     end
   end
   for _, name in ipairs(order) do
@@ -206,8 +221,29 @@ local function apply(values)
   math.randomseed(values.seed)
 end
 
---- A recipe's options: the defaults with the command line applied. Every recipe also has `out`, `seed`, `threads`, `dtype`,
---- `device` and `quiet`; a recipe's own key of that name sets the default. Seeds the random numbers and sets the threads.
+-- The recipe's keys, those of every recipe, and both in one list. A recipe's own key of a common
+-- name keeps the common one's limits.
+local function all_keys(defaults, constraints, lines)
+  local order, comments = {}, {}
+  if lines then
+    order, comments = read_keys(lines)
+  end
+  local keys, own = recipe_keys(defaults, constraints, order, comments)
+  local common, all = {}, { unpack(keys) }
+  for _, key in ipairs(common_keys(M.default_out)) do
+    if own[key.name] then
+      own[key.name].allow = own[key.name].allow or key.allow
+    else
+      common[#common + 1] = key
+      all[#all + 1] = key
+    end
+  end
+  return keys, common, all
+end
+
+--- A recipe's options: the defaults with the command line applied. Every recipe also has `out`,
+--- `seed`, `threads`, `dtype`, `device` and `quiet`; a recipe's own key of that name sets the
+--- default. Seeds the random numbers and sets the threads.
 ---@param defaults table<string, number|string|boolean>
 ---@param constraints? table<string, table>  { lr = { above = 0 }, loss = { "grpo", "dapo" } }
 ---@return table<string, any>
@@ -220,29 +256,14 @@ function M.new(defaults, constraints)
   check_constraints(defaults, constraints)
   local source = debug.getinfo(2, "S")
   local lines = read_lines(source and source.source:match("^@(.+)$") or command.recipe)
-  local order, comments = {}, {}
-  if lines then
-    order, comments = read_keys(lines)
-  end
   M.default_out = ("runs/%s-%s"):format(M.recipe_name(), os.date("%Y%m%d-%H%M%S"))
-  local keys, own = recipe_keys(defaults, constraints, order, comments)
-  local common, all = common_keys(M.default_out), {}
-  for i, key in ipairs(keys) do
-    all[i] = key
-  end
-  for i = #common, 1, -1 do
-    local key = common[i]
-    if own[key.name] then
-      table.remove(common, i)
-    end
-  end
-  for _, key in ipairs(common) do
-    all[#all + 1] = key
-  end
+  local keys, common, all = all_keys(defaults, constraints, lines)
   local values, _, help = options.parse(all, command.args)
   if help then
     print_help(lines, keys, common)
     error({ code = 0 }, 0)
+  elseif values.device:match("^cuda") then
+    options.usage_error("--device: got \"cuda\", which is not built yet, wanted auto or cpu")
   elseif values.device ~= "auto" and values.device ~= "cpu" then
     options.usage_error(("--device: got %q, wanted auto or cpu"):format(values.device))
   end

@@ -1,5 +1,6 @@
--- Reads a command line against a list of keys: types, ranges, the nearest name of a wrong one, and the help's columns. Knows
--- nothing of recipes; config.lua and the commands say which keys there are.
+-- Reads a command line against a list of keys: types, ranges, the nearest name of a wrong one, and
+-- the help's columns. Knows nothing of recipes; config.lua and the commands say which keys there
+-- are.
 local M = {}
 
 ---@class liger.Key
@@ -8,6 +9,29 @@ local M = {}
 ---@field comment? string
 ---@field allow? table     { min =, max =, above =, whole = } or a list of choices
 ---@field show? string     what the help prints for the default
+
+--- Options of more than one command.
+---@type table<string, liger.Key>
+M.common = {
+  seed = {
+    name = "seed",
+    default = 0,
+    comment = "seed of all random numbers",
+    allow = { min = 0, max = 2 ^ 52, whole = true },
+  },
+  threads = {
+    name = "threads",
+    default = 0,
+    comment = "CPU threads; 0: all cores",
+    allow = { min = 0, max = 4096, whole = true },
+  },
+  dtype = {
+    name = "dtype",
+    default = "f32",
+    comment = "of the weights: f32 or bf16",
+    allow = { "f32", "bf16" },
+  },
+}
 
 --- Ends the command with exit status 2: it was used wrongly.
 ---@param message string
@@ -143,9 +167,16 @@ local function convert(key, text)
   return value
 end
 
-local none_words = { number = "number", text = "string", string = "string", path = "string", file = "string" }
+local none_words = {
+  number = "number",
+  text = "string",
+  string = "string",
+  path = "string",
+  file = "string",
+}
 
---- Works out what each key takes. A default of `false` whose comment says "number or none" or "path or none" takes that.
+--- Works out what each key takes. A default of `false` whose comment says "number or none" or "path
+--- or none" takes that.
 ---@param keys liger.Key[]
 function M.prepare(keys)
   for _, key in ipairs(keys) do
@@ -192,7 +223,28 @@ local function unknown(name, names)
   )
 end
 
---- Reads `--key value`, `--key=value`, `--flag` and `--no-flag`. Whatever is wrong is a usage error that names the key.
+-- The value of a key: what stands behind its `=`, or the next word. Returns it and the next index.
+local function value_of(key, text, args, i)
+  if not text and key.kind == "boolean" then
+    if args[i] ~= "true" and args[i] ~= "false" then
+      return true, i
+    end
+    text, i = args[i], i + 1
+  elseif not text then
+    text, i = args[i], i + 1
+    if not text or text:sub(1, 2) == "--" then
+      M.usage_error(("--%s: no value, wanted %s"):format(key.name, M.wanted(key)))
+    end
+  end
+  local value = convert(key, text)
+  if value == nil then
+    M.usage_error(("--%s: got %q, wanted %s"):format(key.name, text, M.wanted(key)))
+  end
+  return value, i
+end
+
+--- Reads `--key value`, `--key=value`, `--flag` and `--no-flag`. Whatever is wrong is a usage error
+--- that names the key.
 ---@param keys liger.Key[]
 ---@param args string[]
 ---@param max_words? integer  words that may stand without a key (0)
@@ -228,32 +280,16 @@ function M.parse(keys, args, max_words)
       local key, denied = find(by_name, name)
       if not key then
         unknown(name, names)
-      end
-      if given[key.name] then
+      elseif given[key.name] then
         M.usage_error(("--%s: given twice"):format(key.name))
+      elseif denied and text then
+        M.usage_error(("--%s: got %q, wanted no value"):format(name, text))
       end
       given[key.name] = true
-      if denied and text then
-        M.usage_error(("--%s: got %s, wanted no value"):format(name, text))
-      elseif denied then
+      if denied then
         values[key.name] = false
       else
-        if not text and key.kind == "boolean" then
-          text = (args[i] == "true" or args[i] == "false") and args[i] or nil
-          i = text and i + 1 or i
-          text = text or "true"
-        elseif not text then
-          text = args[i]
-          i = i + 1
-          if not text or text:sub(1, 2) == "--" then
-            M.usage_error(("--%s: no value, wanted %s"):format(key.name, M.wanted(key)))
-          end
-        end
-        local value = convert(key, text)
-        if value == nil then
-          M.usage_error(("--%s: got %q, wanted %s"):format(key.name, text, M.wanted(key)))
-        end
-        values[key.name] = value
+        values[key.name], i = value_of(key, text, args, i)
       end
     end
   end
@@ -288,8 +324,8 @@ function M.columns(keys)
   end
   local lines = {}
   for i, key in ipairs(keys) do
-    local line = ("  %-" .. widest .. "s  %-" .. wide .. "s  %s"):format(left[i], middle[i], key.comment or "")
-    lines[i] = line:gsub("%s+$", "") .. "\n"
+    local form = "  %-" .. widest .. "s  %-" .. wide .. "s  %s"
+    lines[i] = form:format(left[i], middle[i], key.comment or ""):gsub("%s+$", "") .. "\n"
   end
   return table.concat(lines)
 end

@@ -1,5 +1,5 @@
--- What a run shows: one live line on a terminal, plain lines anywhere else, nothing when quiet. Knows no run; it is given the
--- facts of a step and draws them.
+-- What a run shows: one live line on a terminal, plain lines anywhere else, nothing when quiet.
+-- Knows no run; it is given the facts of a step and draws them.
 local M = {}
 
 local Progress = {}
@@ -72,7 +72,8 @@ end
 
 -- As many fields as the width takes (nil: all).
 local function line_of(facts, width)
-  local line = (facts.phase and facts.phase .. " " or "") .. ("step %d/%d"):format(facts.step, facts.total)
+  local line = ("step %d/%d"):format(facts.step, facts.total)
+  line = facts.phase and facts.phase .. " " .. line or line
   for _, field in ipairs(fields(facts)) do
     if width and #line + 2 + #field > width then
       break
@@ -119,8 +120,10 @@ function Progress:update(facts)
     end
     return
   end
-  local steps = self.plain_step and facts.step - self.plain_step
-  if is_last or not steps or steps < 0 or steps >= PLAIN_STEPS or now - self.drawn_at >= PLAIN_S then
+  local is_due = not self.plain_step
+    or facts.step - self.plain_step >= PLAIN_STEPS
+    or now - self.drawn_at >= PLAIN_S
+  if is_last or is_due then
     self.write(line_of(facts) .. "\n")
     self.plain_step, self.drawn_at = facts.step, now
     self.last = nil

@@ -1,4 +1,5 @@
--- A run: its folder, the loop's memory, metrics, samples, and the end by Ctrl-C or by a NaN. A recipe drives it:
+-- A run: its folder, the loop's memory, metrics, samples, and the end by Ctrl-C or by a NaN. A
+-- recipe drives it:
 --
 --   for step in run:steps(n) do ... run:log { loss = loss } end
 local ffi = require("ffi")
@@ -12,12 +13,13 @@ local Tensor = require("liger.tensor")
 
 local C = lib.C
 
-local M = { version = "0.1.0" }
+local M = {}
 
 local Run = {}
 Run.__index = Run
 
 local open_runs = {} -- those that finish() was not called for
+local any_interrupted = false -- of those that it was called for
 
 local METRIC_DIGITS = 9 -- an f32 reads back the same
 
@@ -36,11 +38,13 @@ local function write_whole(path, text)
   assert(os.rename(part, path))
 end
 
--- Makes the folder and takes it: config.json is created here and nowhere else, so of two runs only one gets it.
+-- Makes the folder and takes it: config.json is created here and nowhere else, so of two runs only
+-- one gets it.
 local function take_folder(folder)
   local code = C.lg_sys_make_folders(folder)
   if code ~= 0 then
-    error(("run: cannot make the folder %s: %s"):format(folder, ffi.string(C.lg_sys_error(code))), 0)
+    local why = ffi.string(C.lg_sys_error(code))
+    error(("run: cannot make the folder %s: %s"):format(folder, why), 0)
   end
   local file, message, number = io.open(folder .. "/config.json", "wx")
   if file then
@@ -56,7 +60,8 @@ local function make_folder(config)
   local folder = config.out
   if folder ~= config_module.default_out then
     if not take_folder(folder) then
-      options.usage_error(("--out: %s holds a run, name another folder or remove it"):format(folder))
+      local text = "--out: %s holds a run, name another folder or remove it"
+      options.usage_error(text:format(folder))
     end
     return folder
   end
@@ -77,9 +82,15 @@ local function open_append(path)
   return file
 end
 
-local function append(file, values, digits)
-  file:write(json.encode(values, digits), "\n")
-  file:flush()
+local function append(run, name, values)
+  local file = run.files[name]
+  local ok, message = file:write(json.encode(values, METRIC_DIGITS), "\n")
+  if ok then
+    ok, message = file:flush()
+  end
+  if not ok then
+    error(("run: cannot write %s/%s: %s"):format(run.folder, name, message), 0)
+  end
 end
 
 -- ---- opening ----
@@ -90,13 +101,14 @@ local function write_config(run)
     values[key] = value
   end
   local command = config_module.command()
+  local in_program, sys = pcall(require, "liger.sys")
   values.out = run.folder
   write_whole(
     run.folder .. "/config.json",
     json.encode({
       recipe = command.recipe or "",
       command = command.text,
-      version = M.version,
+      version = in_program and sys.version or "unknown",
       config = values,
     }) .. "\n"
   )
@@ -119,8 +131,8 @@ local function new_progress(config)
   })
 end
 
---- Opens a run: makes its folder with config.json, metrics.jsonl and samples.jsonl. From here on Ctrl-C ends the loop after
---- its step; a second one ends the program.
+--- Opens a run: makes its folder with config.json, metrics.jsonl and samples.jsonl. From here on
+--- Ctrl-C ends the loop after its step; a second one ends the program.
 ---@param config table  what liger.config returned
 ---@return liger.Run
 function M.new(config)
@@ -132,14 +144,16 @@ function M.new(config)
     folder = make_folder(config),
     step = 0, -- of the loop that runs now
     interrupted = false,
-    watched = {},
+    files = {}, -- by name
+    watched = {}, -- { name, tensor }, see watch
     values = {}, -- the last logged
     started_at = C.lg_sys_time(),
     progress = new_progress(config),
   }, Run)
   write_config(run)
-  run.metrics = open_append(run.folder .. "/metrics.jsonl")
-  run.samples = open_append(run.folder .. "/samples.jsonl")
+  for _, name in ipairs({ "metrics.jsonl", "samples.jsonl" }) do
+    run.files[name] = open_append(run.folder .. "/" .. name)
+  end
   open_runs[#open_runs + 1] = run
   C.lg_sys_catch_interrupt(true)
   return run
@@ -162,7 +176,8 @@ function Run:phase(name, total)
   self.phase_name, self.total, self.step, self.values = name, total, 0, {}
 end
 
---- Steps 1 to n (config.steps). What a step makes is freed when it ends, unless it was kept with keep().
+--- Steps 1 to n (config.steps). What a step makes is freed when it ends, unless it was kept with
+--- keep().
 ---@param n? integer
 ---@param settings? { label: string }  starts a phase of that name
 ---@return fun(): integer|nil
@@ -179,9 +194,11 @@ function Run:steps(n, settings)
     self:_close_scope()
     if C.lg_sys_interrupted() and not self.interrupted then
       self.interrupted = true
+      self.progress:close()
       self:print(("interrupted after step %d"):format(step))
     end
     if self.interrupted or step >= n or self.finished then
+      self.progress:close()
       return nil
     end
     step = step + 1
@@ -200,11 +217,13 @@ local function metric(name, value)
     error(("log: %s is the run's own, choose another name"):format(name), 3)
   elseif Tensor.is(value) then
     if value:numel() ~= 1 then
-      error(("log: %s is %s, wanted one element"):format(name, Tensor.shape_text(value.shape)), 3)
+      local shape = Tensor.shape_text(value.shape)
+      error(("log: %s is %s, wanted one element"):format(name, shape), 3)
     end
     return value:item()
   elseif type(value) ~= "number" then
-    error(("log: %s is a %s, wanted a number or a tensor of one element"):format(name, type(value)), 3)
+    local text = "log: %s is a %s, wanted a number or a tensor of one element"
+    error(text:format(name, type(value)), 3)
   end
   return value
 end
@@ -215,14 +234,20 @@ end
 
 local exponent_bits = { bf16 = 0x7F80, f16 = 0x7C00 }
 
+local is_integral = { i32 = true, i64 = true, u8 = true }
+
 local function all_finite(tensor)
-  if tensor.dtype == "i32" or tensor.dtype == "i64" or tensor.dtype == "u8" or tensor.storage.dead then
+  if is_integral[tensor.dtype] or tensor.storage.dead then
     return true
   end
   local t = tensor:is_contiguous() and tensor or tensor:detach():clone()
   local data, exponent = t:data(), exponent_bits[t.dtype]
   for i = 0, t:numel() - 1 do
-    if exponent and bit.band(data[i], exponent) == exponent or not exponent and not is_finite(data[i]) then
+    if exponent then
+      if bit.band(data[i], exponent) == exponent then
+        return false
+      end
+    elseif not is_finite(data[i]) then
       return false
     end
   end
@@ -240,7 +265,8 @@ function Run:_blame()
   end
 end
 
---- Adds a tensor to those that are looked through, in this order, when a loss or a gradient is not finite.
+--- Adds a tensor to those that are looked through, in this order, when a loss or a gradient is not
+--- finite.
 ---@param name string
 ---@param tensor liger.Tensor
 function Run:watch(name, tensor)
@@ -253,18 +279,15 @@ function Run:_check_finite(values)
     if value and not is_finite(value) then
       local text = value ~= value and "nan" or value > 0 and "inf" or "-inf"
       local blamed = self:_blame()
-      error(
-        ("step %d: %s is %s%s"):format(
-          self.step, name, text, blamed and "; the first tensor with NaN or Inf is " .. blamed or ""
-        ),
-        0
-      )
+      blamed = blamed and "; the first tensor with NaN or Inf is " .. blamed or ""
+      error(("step %d: %s is %s%s"):format(self.step, name, text, blamed), 0)
     end
   end
 end
 
---- Writes the step's metrics. `step`, `phase` and `step_time` (seconds since the step began) are added, and
---- `tokens_per_second` where there is `tokens`. A loss or grad_norm that is NaN or infinite stops the run.
+--- Writes the step's metrics. `step`, `phase` and `step_time` (seconds since the step began) are
+--- added, and `tokens_per_second` where there is `tokens`. A loss or grad_norm that is NaN or
+--- infinite stops the run.
 ---@param values table<string, number|liger.Tensor>
 function Run:log(values)
   local line = {}
@@ -280,7 +303,7 @@ function Run:log(values)
   if line.tokens and not line.tokens_per_second then
     line.tokens_per_second = line.tokens / line.step_time
   end
-  append(self.metrics, line, METRIC_DIGITS)
+  append(self, "metrics.jsonl", line)
   self:_check_finite(line)
   self:_show(line, now)
 end
@@ -310,7 +333,7 @@ function Run:sample(values)
     line[name] = value
   end
   line.step, line.phase = self.step, self.phase_name
-  append(self.samples, line, METRIC_DIGITS)
+  append(self, "samples.jsonl", line)
 end
 
 --- Prints a line without breaking the live one.
@@ -335,10 +358,12 @@ function Run:finish()
     return
   end
   self.finished = true
+  self.interrupted = self.interrupted or C.lg_sys_interrupted()
   self:_close_scope()
   self.progress:close()
-  self.metrics:close()
-  self.samples:close()
+  for _, file in pairs(self.files) do
+    file:close()
+  end
   forget(self)
   if #open_runs == 0 then
     C.lg_sys_catch_interrupt(false)
@@ -347,7 +372,7 @@ function Run:finish()
     local seconds = C.lg_sys_time() - self.started_at
     self:print(("%s  %s"):format(self.folder, progress.duration(seconds)))
   end
-  M.any_interrupted = M.any_interrupted or self.interrupted
+  any_interrupted = any_interrupted or self.interrupted
 end
 
 --- Finishes every run that is still open; true when one was interrupted.
@@ -356,7 +381,9 @@ function M.finish_all()
   while open_runs[1] do
     open_runs[1]:finish()
   end
-  return M.any_interrupted or false
+  local result = any_interrupted
+  any_interrupted = false
+  return result
 end
 
 return M
