@@ -178,8 +178,9 @@ end
 
 -- ---- gradient buffers ----
 
+-- Its life is that of its holds, whatever scope the walk runs in.
 local function new_grad(shape, dtype)
-  local t = Tensor.empty(shape, dtype)
+  local t = Tensor.empty(shape, dtype):keep()
   t.storage.holds = 1
   return t
 end
@@ -316,7 +317,8 @@ function M.dest(edge, strided)
     edge.grad = new_grad(edge.shape, edge.dtype)
     return edge.grad, false
   end
-  if edge.base then
+  -- An op that has the same view twice asks twice: the first answer stands until it is settled.
+  if edge.base and not edge.target then
     local part, add = view_target(edge)
     if not add and part.dtype == edge.dtype and (strided or part:is_contiguous()) then
       return part, false
@@ -330,6 +332,9 @@ end
 function M.settle(edge, grad)
   if edge.base then
     local part, add = edge.target, edge.target_add
+    if not part then
+      part, add = view_target(edge)
+    end
     edge.target, edge.target_add = nil, nil
     if add then
       add_to(grad, part)
@@ -339,7 +344,7 @@ function M.settle(edge, grad)
     drop(grad)
     return
   end
-  if not edge.leaf and edge.grad and edge.grad.storage.holds > 1 then
+  if not edge.leaf and edge.grad and edge.grad.storage.holds > 1 and grad.dtype == edge.dtype then
     -- What has arrived is shared: add it to the new buffer instead of copying it.
     complete(edge)
     add_to(edge.grad, grad)
@@ -368,7 +373,7 @@ function M.sum_dest(edge)
     end
     return buffer, false
   end
-  if edge.base then
+  if edge.base and not edge.target then
     local root = edge.base
     if root.leaf then
       local part = view_target(edge)
@@ -391,7 +396,7 @@ function M.give(edge, grad)
     return
   end
   if not edge.leaf and not edge.base and not edge.grad then
-    edge.grad = grad
+    edge.grad = grad:keep()
     grad.storage.holds = (grad.storage.holds or 0) + 1
     return
   end
@@ -415,6 +420,18 @@ function M.incoming(edge, needed)
     return edge.grad
   end
   return nil
+end
+
+-- A gradient that Lua code hands over, dense, or a refusal. Leaves and views add it up in their own dtype.
+local function checked_gradient(what, grad, edge)
+  if not Tensor.is(grad) then
+    lib.raise(("%s is %s, wanted a tensor"):format(what, type(grad)))
+  end
+  local got, wanted = Tensor.shape_text(grad.shape), Tensor.shape_text(edge.shape)
+  if got ~= wanted or (grad.dtype ~= edge.dtype and not edge.leaf and not edge.base) then
+    lib.raise(("%s is %s %s, wanted %s %s"):format(what, grad.dtype, got, edge.dtype, wanted))
+  end
+  return M.no_grad(grad.contiguous, grad)
 end
 
 -- An addition passes its gradient on to both sides.
@@ -497,6 +514,8 @@ function methods:backward(gradient)
       lib.raise(("backward: tensor is %s, wanted one element, or a gradient"):format(Tensor.shape_text(self.shape)))
     end
     gradient = Tensor.empty(self.shape, self.dtype):fill_(1)
+  else
+    gradient = checked_gradient("backward: gradient", gradient, self.edge)
   end
   -- One hold more than the walk will drop: the caller keeps its tensor.
   gradient.storage.holds = (gradient.storage.holds or 0) + 1
@@ -539,13 +558,7 @@ function M.rule(name, forward, backward)
     for i = 1, node.n do
       local grad = grads[i]
       if grad and node[i] then
-        if Tensor.shape_text(grad.shape) ~= Tensor.shape_text(node[i].shape) then
-          lib.raise(
-            ("%s: gradient %d is %s, wanted %s"):format(
-              name, i, Tensor.shape_text(grad.shape), Tensor.shape_text(node[i].shape)
-            )
-          )
-        end
+        grad = checked_gradient(("%s: gradient %d"):format(name, i), grad, node[i])
         -- The rule may keep what it returns, so this buffer is never freed early.
         grad.storage.holds = grad.storage.holds or 1
         M.give(node[i], grad)
@@ -570,6 +583,11 @@ function M.rule(name, forward, backward)
       local node = M.new_node(run, edges)
       node.saved, node.num_outputs = saved, #outputs
       for i, y in ipairs(outputs) do
+        if y.edge then
+          -- One of the arguments: an edge of its own for the result.
+          y = y:detach()
+          outputs[i] = y
+        end
         if is_float(y.dtype) then
           node["out_" .. i] = M.new_edge(node, y)
         else
@@ -600,6 +618,10 @@ function M.checkpoint(fn, ...)
   state.recording = false
   local y = fn(unpack(args, 1, count))
   state.recording = true
+  if y.edge then
+    -- One of the arguments: an edge of its own for the result.
+    y = y:detach()
+  end
   y.storage.kept = y.storage.kept or 1
   memory.close_scope(scope)
   local above
@@ -624,15 +646,6 @@ function M.checkpoint(fn, ...)
     M.give(out.edge, dy)
     walk(out.edge, above)
     state.recording = false
-    for i = 1, node.n do
-      local edge = node[i]
-      while edge and edge.base do
-        edge = edge.base
-      end
-      if edge and edge.grad then
-        edge.grad.storage.kept = edge.grad.storage.kept or 1
-      end
-    end
     memory.close_scope(inner)
   end, edges)
   above = node.id

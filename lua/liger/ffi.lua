@@ -32,6 +32,8 @@ if M.ctx == nil then
 end
 M.stats = C.lg_context_stats(M.ctx)
 
+local own_folder = debug.getinfo(1, "S").source:gsub("ffi%.lua$", "")
+
 -- The first stack level whose source is not the library's own.
 local function user_level()
   local level = 3
@@ -41,7 +43,7 @@ local function user_level()
       return 0
     end
     local source = info.source
-    if info.what ~= "C" and source:sub(1, 1) ~= "=" and not source:find("/liger/[%w_/]+%.lua$") then
+    if info.what ~= "C" and source:sub(1, 1) ~= "=" and source:sub(1, #own_folder) ~= own_folder then
       return level - 1
     end
     level = level + 1

@@ -223,7 +223,8 @@ end
 ---@param mask liger.Tensor  [*] 0 or 1
 ---@return liger.Tensor      []
 function M.masked_mean(x, mask)
-  local count = autograd.no_grad(ops.sum, mask):item()
+  -- The sum of squares: exact, where a bf16 sum of ones would be rounded.
+  local count = ops.sum_squares(mask):item()
   return ops.affine(M.masked_sum(x, mask), 1 / math.max(count, 1), 0)
 end
 
@@ -295,29 +296,28 @@ end
 
 -- ---- heads ----
 
-local HEAD_DEFAULTS = {
+local LOGPROB_DEFAULTS = {
   bias = false, -- [V], or none
   temperature = 1,
   softcap = 0, -- 0: none
   ignore = -100, -- targets that take no part
   logits_budget = 2 ^ 29, -- bytes of logits that may be kept for the backward; above it they are recomputed
 }
+local CROSS_ENTROPY_DEFAULTS = { bias = false, softcap = 0, ignore = -100, scale = false }
+local SAMPLE_DEFAULTS = { seed = 0, top_k = 0, top_p = 1, min_p = 0, greedy = false }
 
-local function head_options(op, options)
+-- The defaults, overridden; false becomes nil.
+local function with_defaults(op, defaults, options)
   local o = {}
-  for key, value in pairs(HEAD_DEFAULTS) do
-    o[key] = value
+  for key, value in pairs(defaults) do
+    o[key] = value or nil
   end
   for key, value in pairs(options or {}) do
-    if HEAD_DEFAULTS[key] == nil and key ~= "scale" then
-      lib.raise(("%s: unknown option %s"):format(op, key))
+    if defaults[key] == nil then
+      lib.raise(("%s: unknown option %s"):format(op, tostring(key)))
     end
-    o[key] = value
+    o[key] = value or nil
   end
-  if not (type(o.temperature) == "number" and o.temperature > 0) then
-    lib.raise(("%s: temperature is %s, wanted a number above 0"):format(op, tostring(o.temperature)))
-  end
-  o.bias = o.bias or nil
   return o
 end
 
@@ -354,7 +354,7 @@ end
 ---@return liger.Tensor entropy [N], nats
 ---@return liger.Tensor lse     [N]; takes no gradient
 function M.linear_logprob(x, w, target, options)
-  local o = head_options("linear_logprob", options)
+  local o = with_defaults("linear_logprob", LOGPROB_DEFAULTS, options)
   local edges = { edge_of(x), edge_of(w), edge_of(o.bias) }
   local wanted = edges[1] or edges[2] or edges[3]
   local N, acc = x.shape[1] or 0, acc_dtype(x)
@@ -395,7 +395,7 @@ end
 ---@return liger.Tensor loss   []
 ---@return { loss: liger.Tensor, entropy: liger.Tensor, predicted: liger.Tensor } rows  [N] each
 function M.linear_cross_entropy(x, w, target, options)
-  local o = head_options("linear_cross_entropy", options)
+  local o = with_defaults("linear_cross_entropy", CROSS_ENTROPY_DEFAULTS, options)
   local N, acc = x.shape[1] or 0, acc_dtype(x)
   if not o.scale then
     local kept, ids = 0, target:data()
@@ -442,9 +442,9 @@ end
 ---@return liger.Tensor id       [B] i32
 ---@return liger.Tensor logp     [B] under the whole softmax(z)
 function M.sample(z, sequence, position, options)
-  local o = options
-  local top_k = o.greedy and 1 or math.max(o.top_k or 0, 0)
-  return ops.sample(z, sequence, position, o.seed or 0, top_k, o.top_p or 1, o.min_p or 0)
+  local o = with_defaults("sample", SAMPLE_DEFAULTS, options)
+  local top_k = o.greedy and 1 or math.max(o.top_k, 0)
+  return ops.sample(z, sequence, position, o.seed, top_k, o.top_p, o.min_p)
 end
 
 return M

@@ -13,7 +13,7 @@ local HEADROOM = 32 * MIB -- bytes that may pile up unreachable before a collect
 local limit = HEADROOM -- live bytes at which Lua collects
 local pool = {} -- parked blocks by size
 local parked_bytes = 0
-local scope -- the innermost open scope: { n = count, outer = scope, storages... }, weak in its storages
+local scope -- the innermost open scope: { n = count, outer = scope, storages = weak list }
 local weak = { __mode = "v" }
 
 ---@class liger.Storage
@@ -89,7 +89,7 @@ function M.alloc(bytes)
   if scope then
     local n = scope.n + 1
     scope.n = n
-    scope[n] = storage
+    scope.storages[n] = storage
   end
   return storage
 end
@@ -116,7 +116,7 @@ end
 --- Opens a scope: what is allocated from here on is released when it closes.
 ---@return table scope
 function M.open_scope()
-  scope = setmetatable({ n = 0, outer = scope }, weak)
+  scope = { n = 0, outer = scope, storages = setmetatable({}, weak) }
   return scope
 end
 
@@ -134,7 +134,7 @@ function M.close_scope(closing)
     local inner = scope
     scope = inner.outer
     for i = 1, inner.n do
-      local storage = inner[i]
+      local storage = inner.storages[i]
       if storage and not storage.dead then
         if not storage.kept then
           M.release(storage)
@@ -143,7 +143,7 @@ function M.close_scope(closing)
           storage.kept = nil
           if scope then
             scope.n = scope.n + 1
-            scope[scope.n] = storage
+            scope.storages[scope.n] = storage
           end
         end
       end

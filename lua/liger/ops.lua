@@ -85,7 +85,7 @@ local function emit_sizes(out, op)
         if d.letter and not seen[d.letter] then
           seen[d.letter] = true
           local index = any and ("#%s.shape - %d"):format(t.name, #t.dims - i) or tostring(i)
-          out(("  local %s = (%s.shape[%s] or 0) - %d"):format(d.letter, t.name, index, d.plus))
+          out(("  local %s = max((%s.shape[%s] or 0) - %d, 0)"):format(d.letter, t.name, index, d.plus))
         elseif d.any and not seen["*"] then
           seen["*"] = true
           out(("  local leading, trailing = %s.shape, %d"):format(t.name, #t.dims - 1))
@@ -183,6 +183,7 @@ local function emit_record(out, op)
 end
 
 local PRELUDE = "local lg, ctx, check, empty, lead, state, new_node, new_edge, backward, bad_tensor, dead_tensor, bad_attribute = ...\n"
+  .. "local max = math.max\n"
 
 local function forward_source(op, raw)
   local lines = {}
@@ -224,7 +225,7 @@ local function forward_source(op, raw)
   return table.concat(lines, "\n")
 end
 
-local BACKWARD_PRELUDE = "local lg, ctx, check, incoming, dest, sum_dest, settle = ...\n"
+local BACKWARD_PRELUDE = "local lg, ctx, check, incoming, dest, sum_dest, settle, dead_tensor = ...\n"
 
 local function backward_source(op)
   local back, info = op.backward, calculus(op)
@@ -243,6 +244,11 @@ local function backward_source(op)
     ))
   end
   local args = {}
+  for _, name in ipairs(info.saved) do
+    if back.tensor[name] then
+      out(('  if node.%s and node.%s.storage.dead then dead_tensor("%s", "%s") end'):format(name, name, back.name, name))
+    end
+  end
   for _, p in ipairs(back.params) do
     local base = p.name:sub(2)
     if p.tensor and p.name:sub(1, 1) == "d" and op.tensor[base] then
@@ -278,7 +284,8 @@ for _, op in ipairs(list) do
       autograd.incoming,
       autograd.dest,
       autograd.sum_dest,
-      autograd.settle
+      autograd.settle,
+      dead_tensor
     )
     backward = autograd.rules[op.name] or backward
   end

@@ -90,11 +90,15 @@ function Tensor.empty(shape, dtype)
   return setmetatable({ shape = shape, dtype = dtype, raw = raw, storage = storage }, Tensor)
 end
 
--- A view: `offset` elements into t, with shape and strides (in elements; nil: dense).
-function Tensor.view_of(t, offset, shape, strides)
+local function check_live(t)
   if t.storage.dead then
     lib.raise("tensor: used after its scope ended; return it from the scope or call keep()")
   end
+end
+
+-- A view: `offset` elements into t, with shape and strides (in elements; nil: dense).
+function Tensor.view_of(t, offset, shape, strides)
+  check_live(t)
   local raw = tensor_t()
   local n = 1
   for i = #shape, 1, -1 do
@@ -124,9 +128,7 @@ end
 --- The data as a pointer of its C type, for reading and writing from Lua on the CPU. bf16 and f16 are uint16_t.
 ---@return ffi.cdata*
 function methods:data()
-  if self.storage.dead then
-    lib.raise("tensor: used after its scope ended; return it from the scope or call keep()")
-  end
+  check_live(self)
   return ffi.cast(pointer[self.dtype], self.raw.data)
 end
 
@@ -179,6 +181,7 @@ local function element(t, data, i)
 end
 
 local function dense(t)
+  check_live(t)
   if t:is_contiguous() and t.dtype ~= "f16" then
     return t
   end
@@ -216,6 +219,8 @@ function methods:item()
   return element(t, t:data(), 0)
 end
 
+local integer_range = { i32 = { -2 ^ 31, 2 ^ 31 - 1 }, i64 = { -2 ^ 53, 2 ^ 53 }, u8 = { 0, 255 } }
+
 local function shape_of(value)
   local shape = {}
   while type(value) == "table" do
@@ -235,14 +240,18 @@ function Tensor.from_table(values, dtype)
   local wide = (dtype == "bf16" or dtype == "f16") and "f32" or dtype
   local t = Tensor.empty(shape, wide)
   local data, at = t:data(), 0
-  local integral = dtype == "i32" or dtype == "i64" or dtype == "u8"
+  local range = integer_range[dtype]
   local function put(value, depth)
     if depth > #shape then
       if type(value) ~= "number" then
         lib.raise(("tensor: value %d is %s, wanted a number"):format(at + 1, type(value)))
       end
-      if integral and value % 1 ~= 0 then
-        lib.raise(("tensor: value %d is %s, wanted a whole number for %s"):format(at + 1, value, dtype))
+      if range and (value % 1 ~= 0 or value < range[1] or value > range[2]) then
+        lib.raise(
+          ("tensor: value %d is %s, wanted a whole number from %.0f to %.0f for %s"):format(
+            at + 1, value, range[1], range[2], dtype
+          )
+        )
       end
       data[at] = value
       at = at + 1
@@ -272,6 +281,8 @@ end
 --- Copies x into this tensor, converting the dtype. No gradient.
 ---@param x liger.Tensor
 function methods:copy_(x)
+  check_live(self)
+  check_live(x)
   lib.check(C.lg_copy(lib.ctx, x.raw, self.raw))
   return self
 end
@@ -279,6 +290,7 @@ end
 --- Sets every element.
 ---@param value number
 function methods:fill_(value)
+  check_live(self)
   lib.check(C.lg_fill(lib.ctx, value, self.raw))
   return self
 end
