@@ -1,0 +1,15 @@
+return {
+  shapes = {
+    { N = 0 }, -- nothing to do
+    { N = 1 },
+    { N = 77 }, -- not a multiple of a vector
+    { N = 262147 }, -- enough for two threads, and a tail
+  },
+  bench = { { N = 1048576 } },
+  inputs = function(r, s)
+    return { value = -1.25, y = r.normal(s.N) }
+  end,
+  bytes = function(s, width)
+    return s.N * width
+  end,
+}

@@ -1,0 +1,14 @@
+return {
+  shapes = {
+    { N = 0 }, -- nothing to do
+    { N = 1 },
+    { N = 77 }, -- not a multiple of a vector
+  },
+  bench = { { N = 1048576 } },
+  inputs = function(r, s)
+    return { x = r.uniform(0.2, 3, s.N), p = 1.7 }
+  end,
+  bytes = function(s, width)
+    return 2 * s.N * width
+  end,
+}
