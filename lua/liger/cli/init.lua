@@ -81,7 +81,10 @@ local function show_help(name)
     local near = options.nearest(name, names)
     options.usage_error(("help: no command %s, did you mean %s?"):format(name, near))
   end
-  io.write(name and require(modules[name]).help or help)
+  if name then
+    return require(modules[name]).main({ "--help" }, {})
+  end
+  io.write(help)
   return 0
 end
 

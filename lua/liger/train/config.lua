@@ -29,8 +29,9 @@ function M.recipe_name()
 end
 
 local function common_keys(out)
+  local show = ("runs/%s-TIME"):format(M.recipe_name())
   return {
-    { name = "out", default = out, show = "runs/" .. M.recipe_name() .. "-TIME", comment = "folder of the run" },
+    { name = "out", default = out, show = show, comment = "folder of the run" },
     options.common.seed,
     options.common.threads,
     options.common.dtype,
@@ -269,6 +270,31 @@ function M.new(defaults, constraints)
   end
   apply(values)
   return values
+end
+
+--- One table with the fields of all; later ones win.
+---@param ... table
+---@return table
+function M.merge(...)
+  local y = {}
+  for _, t in ipairs({ ... }) do
+    for key, value in pairs(t) do
+      y[key] = value
+    end
+  end
+  return y
+end
+
+--- The fields of t that `keys` names.
+---@param t table
+---@param keys table<string, any>
+---@return table
+function M.pick(t, keys)
+  local y = {}
+  for key in pairs(keys) do
+    y[key] = t[key]
+  end
+  return y
 end
 
 return M

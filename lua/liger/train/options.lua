@@ -98,7 +98,7 @@ end
 ---@param key liger.Key
 ---@return string
 function M.wanted(key)
-  local allow, text = key.allow or {}, nil
+  local allow = key.allow or {}
   if is_list(allow) then
     local names = {}
     for i, choice in ipairs(allow) do
@@ -112,7 +112,7 @@ function M.wanted(key)
   elseif key.kind == "any" then
     return "a number, a text or none"
   end
-  text = allow.whole and "a whole number" or "a number"
+  local text = allow.whole and "a whole number" or "a number"
   if allow.above then
     text = text .. (" above %g"):format(allow.above)
   elseif allow.min then
@@ -224,9 +224,10 @@ local function unknown(name, names)
 end
 
 -- The value of a key: what stands behind its `=`, or the next word. Returns it and the next index.
-local function value_of(key, text, args, i)
+-- `--flag true` is a value only where no word may stand alone.
+local function value_of(key, text, args, i, no_words)
   if not text and key.kind == "boolean" then
-    if args[i] ~= "true" and args[i] ~= "false" then
+    if not no_words or args[i] ~= "true" and args[i] ~= "false" then
       return true, i
     end
     text, i = args[i], i + 1
@@ -253,6 +254,7 @@ end
 ---@return boolean help  --help or -h was given; nothing after it was looked at
 function M.parse(keys, args, max_words)
   M.prepare(keys)
+  max_words = max_words or 0
   local by_name, names = index_of(keys)
   local values, words, given = {}, {}, {}
   for _, key in ipairs(keys) do
@@ -264,7 +266,7 @@ function M.parse(keys, args, max_words)
     i = i + 1
     if only_words or arg == "-" or arg:sub(1, 1) ~= "-" then
       words[#words + 1] = arg
-      if #words > (max_words or 0) then
+      if #words > max_words then
         M.usage_error(("%s: unexpected word; options are --key value"):format(arg))
       end
     elseif arg == "--" then
@@ -289,7 +291,7 @@ function M.parse(keys, args, max_words)
       if denied then
         values[key.name] = false
       else
-        values[key.name], i = value_of(key, text, args, i)
+        values[key.name], i = value_of(key, text, args, i, max_words == 0)
       end
     end
   end
