@@ -1,26 +1,58 @@
--- The public surface: re-exports, nothing else.
-local autograd = require("liger.autograd")
-local fn = require("liger.fn")
-local Tensor = require("liger.tensor")
-local lib = require("liger.ffi")
-local memory = require("liger.memory")
-
-return {
-  config = require("liger.train.config").new,
-  run = require("liger.train.run").new,
-  fn = fn,
-  ops = require("liger.ops"),
-  autograd = autograd,
-  memory = memory,
-  tensor = Tensor.from_table,
-  empty = Tensor.empty,
-  zeros = fn.zeros,
-  ones = fn.ones,
-  full = fn.full,
-  randn = fn.randn,
-  rand = fn.rand,
-  manual_seed = fn.manual_seed,
-  no_grad = autograd.no_grad,
-  checkpoint = autograd.checkpoint,
-  set_threads = lib.set_threads,
+-- The public surface: re-exports, nothing else. Modules are loaded when they are first named, so that a small script starts at once.
+local MODULES = {
+  autograd = "liger.autograd",
+  fn = "liger.fn",
+  memory = "liger.memory",
+  ops = "liger.ops",
+  optim = "liger.optim",
+  pack = "liger.nn.pack",
+  sampler = "liger.data.sampler",
+  tokenizer = "liger.data.tokenizer",
+  jsonl = "liger.data.jsonl",
+  task = "liger.train.task",
+  grpo = "liger.loss.grpo",
+  sft = "liger.loss.sft",
+  score = "liger.rollout.score",
 }
+
+-- name = { module, function }
+local FUNCTIONS = {
+  advantage = { "liger.loss.advantage", "compute" },
+  checkpoint = { "liger.autograd", "checkpoint" },
+  config = { "liger.train.config", "new" },
+  empty = { "liger.tensor", "empty" },
+  from_config = { "liger.model", "from_config" },
+  full = { "liger.fn", "full" },
+  generate = { "liger.rollout", "generate" },
+  load = { "liger.model", "load" },
+  manual_seed = { "liger.fn", "manual_seed" },
+  merge = { "liger.train.config", "merge" },
+  no_grad = { "liger.autograd", "no_grad" },
+  ones = { "liger.fn", "ones" },
+  pick = { "liger.train.config", "pick" },
+  rand = { "liger.fn", "rand" },
+  randn = { "liger.fn", "randn" },
+  reward = { "liger.rollout.reward", "load" },
+  rollout = { "liger.rollout.batch", "generate" },
+  run = { "liger.train.run", "new" },
+  save = { "liger.model", "save" },
+  scope = { "liger.memory", "scope" },
+  set_threads = { "liger.ffi", "set_threads" },
+  tensor = { "liger.tensor", "from_table" },
+  zeros = { "liger.fn", "zeros" },
+}
+
+return setmetatable({}, {
+  __index = function(liger, name)
+    local value
+    if MODULES[name] then
+      value = require(MODULES[name])
+    elseif FUNCTIONS[name] then
+      -- The tensor's methods come with fn and autograd.
+      require("liger.fn")
+      value = require(FUNCTIONS[name][1])[FUNCTIONS[name][2]]
+    end
+    rawset(liger, name, value)
+    return value
+  end,
+})

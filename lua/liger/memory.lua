@@ -151,6 +151,29 @@ function M.close_scope(closing)
   until inner == closing
 end
 
+--- Runs fn(...) and frees what it made, except the tensors it returns and those kept.
+---@param fn function
+---@return any ...  what fn returned (up to four values)
+function M.scope(fn, ...)
+  local opened = M.open_scope()
+  local a, b, c, d = fn(...)
+  for _, value in pairs({ a, b, c, d }) do
+    local storage = type(value) == "table" and value.storage
+    if storage then
+      storage.kept = storage.kept or 1
+    end
+  end
+  M.close_scope(opened)
+  return a, b, c, d
+end
+
+--- Closes every open scope, after an error left some open.
+function M.reset()
+  while scope do
+    M.close_scope(scope)
+  end
+end
+
 --- True while a scope is open.
 function M.in_scope()
   return scope ~= nil

@@ -1,7 +1,7 @@
 -- Loads a model: a Hugging Face folder or a GGUF file becomes a decoder and its tokenizer; saves one as a folder.
 local cjson = require("cjson")
 local ffi = require("ffi")
-local decoder = require("liger.nn.decoder")
+local decoder = require("liger.model.decoder")
 local gguf = require("liger.model.gguf")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")

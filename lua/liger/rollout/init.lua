@@ -308,7 +308,7 @@ function M.generate(model, prompts, options)
     model = model,
     prompts = prompts,
     options = o,
-    pack = require("liger.nn.decoder").pack,
+    pack = require("liger.nn.pack").sequences,
     stop = {},
     active = {},
     results = {},

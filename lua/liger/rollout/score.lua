@@ -1,7 +1,7 @@
 -- Scores given sequences: log-probability and entropy of every token after the first.
 local autograd = require("liger.autograd")
-local decoder = require("liger.nn.decoder")
 local memory = require("liger.memory")
+local pack = require("liger.nn.pack")
 
 local M = {}
 
@@ -13,7 +13,7 @@ local function flush(model, group, options)
   for i, item in ipairs(group) do
     sequences[i] = item.ids
   end
-  local logp, entropy = model:logprob(decoder.pack(sequences), options)
+  local logp, entropy = model:logprob(pack.sequences(sequences), options)
   local logp_data, entropy_data, at = logp:data(), entropy:data(), 0
   for _, item in ipairs(group) do
     for j = 1, #item.ids - 1 do

@@ -4,6 +4,7 @@ local autograd = require("liger.autograd")
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
+local pack = require("liger.nn.pack")
 local rope = require("liger.nn.rope")
 local Tensor = require("liger.tensor")
 
@@ -147,20 +148,32 @@ function Decoder:hidden(batch)
   end)
 end
 
---- Log-probability of batch.target at each position; 0 where it is -100. No [N,V] beyond a chunk.
----@param batch table     as for hidden, and target [N] i32
+--- Log-probability and entropy (nats) of the batch's targets, without the [N,V] logits beyond a chunk.
+---@param batch table     as for hidden, and target [N] i32; with `rows` [K] i32 only those positions are returned
 ---@param options? table  of fn.linear_logprob: temperature, logits_budget, ...
----@return liger.Tensor logp     [N]
----@return liger.Tensor entropy  [N]
+---@return liger.Tensor logp     [N] (0 where the target is -100), or [K]
+---@return liger.Tensor entropy  [N] or [K]
 function Decoder:logprob(batch, options)
   local logp, entropy = fn.linear_logprob(self:hidden(batch), self.weights.head, batch.target, options)
+  if batch.rows then
+    return ops.gather(logp, batch.rows), ops.gather(entropy, batch.rows)
+  end
   return logp, entropy
+end
+
+--- scale * sum of the cross entropy of the batch's targets, its gradients made in the same pass.
+---@param batch table
+---@param scale number  1 / tokens of the whole batch
+---@return liger.Tensor loss  []
+---@return table rows         loss, entropy and predicted, [N] each
+function Decoder:cross_entropy(batch, scale)
+  return fn.linear_cross_entropy(self:hidden(batch), self.weights.head, batch.target, { scale = scale })
 end
 
 --- Logits of one sequence of ids (a Lua array) or of a packed batch.
 ---@return liger.Tensor [N,V] fp32
 function Decoder:logits(ids)
-  local batch = ids.ids and ids or M.pack({ ids })
+  local batch = ids.ids and ids or pack.sequences({ ids })
   return (ops.linear_logits(self:hidden(batch), self.weights.head, nil, 1, 0))
 end
 
@@ -168,6 +181,19 @@ end
 ---@return liger.Parameter[]
 function Decoder:parameters()
   return self.list
+end
+
+--- A frozen copy of the weights: a reference.
+---@return liger.Decoder
+function Decoder:copy()
+  local y = M.new(self.shape, self.config, self.dtype)
+  for i, p in ipairs(self.list) do
+    local t = y.list[i].tensor
+    t:copy_(p.tensor)
+    t.edge, t.requires_grad = nil, nil
+  end
+  y.stop_ids = self.stop_ids
+  return y
 end
 
 ---@return integer
@@ -202,30 +228,6 @@ function Decoder:grad_of(name)
       end
     end
   end
-end
-
---- Packs sequences (Lua arrays of ids) into one batch; a sequence's positions start at 0, and target is the next id, -100 at its end.
----@param sequences integer[][]
----@return table batch  ids, position, cu_seqlens, target: tensors; max_length, num_tokens
-function M.pack(sequences)
-  local N, longest = 0, 0
-  for _, s in ipairs(sequences) do
-    N = N + #s
-    longest = math.max(longest, #s)
-  end
-  local ids, position = Tensor.empty({ N }, "i32"), Tensor.empty({ N }, "i32")
-  local target, cu = Tensor.empty({ N }, "i32"), Tensor.empty({ #sequences + 1 }, "i32")
-  local id, pos, tgt, start = ids:data(), position:data(), target:data(), cu:data()
-  local at = 0
-  start[0] = 0
-  for i, s in ipairs(sequences) do
-    for j = 1, #s do
-      id[at], pos[at], tgt[at] = s[j], j - 1, s[j + 1] or -100
-      at = at + 1
-    end
-    start[i] = at
-  end
-  return { ids = ids, position = position, target = target, cu_seqlens = cu, max_length = longest, num_tokens = N }
 end
 
 return M

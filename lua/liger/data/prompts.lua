@@ -1,0 +1,113 @@
+-- Rows of a JSONL file as prompts and as supervised samples, in TRL's formats.
+local jsonl = require("liger.data.jsonl")
+local lib = require("liger.ffi")
+local sampler = require("liger.data.sampler")
+
+local M = {}
+
+local function where(path, row)
+  return ("%s:%d"):format(path, row._line or 0)
+end
+
+-- A rendered chat already has its special tokens; plain text gets the tokenizer's.
+local function encode(tokenizer, text_or_messages, generation)
+  if type(text_or_messages) == "table" then
+    local text = tokenizer:apply_chat_template(text_or_messages, { add_generation_prompt = generation })
+    return tokenizer:encode(text), text
+  end
+  return tokenizer:encode(text_or_messages, { special = true }), text_or_messages
+end
+
+--- Prompts of a file: each row with `prompt` (text or messages) or `messages`, its other columns kept, and `ids`.
+---@param path string
+---@param tokenizer liger.Tokenizer
+---@return table[]
+function M.load(path, tokenizer)
+  local rows = jsonl.prompts(jsonl.read(path), path)
+  for _, row in ipairs(rows) do
+    row.ids = encode(tokenizer, row.prompt, true)
+    if #row.ids == 0 then
+      lib.raise(("%s: prompt is empty, wanted at least one token"):format(where(path, row)))
+    end
+  end
+  return rows
+end
+
+local function completion_ids(tokenizer, prompt, completion, row)
+  if type(completion) == "table" then
+    -- The chat with its answer, less the chat up to the answer's beginning.
+    local all = {}
+    for _, m in ipairs(prompt) do
+      all[#all + 1] = m
+    end
+    for _, m in ipairs(completion) do
+      all[#all + 1] = m
+    end
+    local whole = encode(tokenizer, all, false)
+    local ids = {}
+    for i = #row.ids + 1, #whole do
+      ids[#ids + 1] = whole[i]
+    end
+    return ids
+  end
+  local ids = tokenizer:encode(completion)
+  if tokenizer.eos_id and ids[#ids] ~= tokenizer.eos_id then
+    ids[#ids + 1] = tokenizer.eos_id
+  end
+  return ids
+end
+
+--- Supervised samples: `text` and `messages` learn every token but the first, `prompt` + `completion` the completion only.
+---@param path string
+---@param tokenizer liger.Tokenizer
+---@param max_length integer  longer samples are cut on the right
+---@return { ids: integer[], completion: integer[], row: table }[] samples  those with nothing to learn left out
+function M.supervised(path, tokenizer, max_length)
+  local samples = {}
+  for _, row in ipairs(jsonl.read(path)) do
+    local prompt, completion
+    if row.prompt ~= nil and row.completion ~= nil then
+      row.ids = encode(tokenizer, row.prompt, true)
+      prompt, completion = row.ids, completion_ids(tokenizer, row.prompt, row.completion, row)
+    elseif row.text ~= nil or row.messages ~= nil then
+      local ids = encode(tokenizer, row.text or row.messages, false)
+      if row.text and tokenizer.eos_id and ids[#ids] ~= tokenizer.eos_id then
+        ids[#ids + 1] = tokenizer.eos_id
+      end
+      prompt, completion = { ids[1] }, {}
+      for i = 2, #ids do
+        completion[i - 1] = ids[i]
+      end
+    else
+      lib.raise(("%s: row has none of text, messages, prompt and completion"):format(where(path, row)))
+    end
+    for i = #completion, math.max(max_length - #prompt, 0) + 1, -1 do
+      completion[i] = nil
+    end
+    if #prompt > 0 and #completion > 0 then
+      samples[#samples + 1] = { ids = prompt, completion = completion, row = row }
+    end
+  end
+  return samples
+end
+
+--- Splits rows in two, shuffled by the seed; at least one row stays on each side.
+---@param rows table[]
+---@param share number  of the second part
+---@param seed integer
+---@return table[] rest
+---@return table[] held_out
+function M.split(rows, share, seed)
+  if #rows < 2 then
+    lib.raise(("data: %d rows, wanted at least 2 to hold some out"):format(#rows))
+  end
+  local shuffled, rest, held_out = sampler.shuffle(rows, seed), {}, {}
+  local count = math.min(#rows - 1, math.max(1, math.floor(#rows * share)))
+  for i, row in ipairs(shuffled) do
+    local list = i <= count and held_out or rest
+    list[#list + 1] = row
+  end
+  return rest, held_out
+end
+
+return M

@@ -1,0 +1,189 @@
+-- GRPO (Shao et al. 2024, equation 3) and its kin, with TRL's names, defaults and formulas. For completion token t of sample s,
+--   ratio r = exp(logp - old_logp), of the token, or the mean over the sequence (GSPO)
+--   loss    = -min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL
+--   KL      = exp(d) - d - 1, d = ref_logp - logp (k3, Schulman 2020), times r with use_bias_correction_kl
+-- and the loss types differ in the weight of a token:
+--   grpo     1 / (samples * tokens of its sample)
+--   bnpo     1 / tokens of the batch
+--   dapo     1 / tokens of the batch over all devices (num_items_in_batch)
+--   dr_grpo  1 / (samples * max_completion_length)
+local fn = require("liger.fn")
+local lib = require("liger.ffi")
+local ops = require("liger.ops")
+local Tensor = require("liger.tensor")
+
+local M = {}
+
+-- Above this exponent k3 is capped and its gradient is 0: exp overflows fp32 at 88.
+local MAX_LOG_RATIO = 20
+
+M.defaults = {
+  loss_type = "dapo",
+  epsilon = 0.2,
+  epsilon_high = false, -- default: epsilon
+  delta = false, -- cap of the ratio before the minimum
+  beta = 0,
+  use_bias_correction_kl = true,
+  importance_sampling_level = "token",
+  max_completion_length = false, -- of dr_grpo
+  num_items_in_batch = false, -- of dapo; default: the tokens that count
+}
+
+local LOSS_TYPES = { grpo = true, bnpo = true, dapo = true, dr_grpo = true }
+
+--- The options with their defaults; raises on an unknown one and on a value out of range.
+---@param options? table
+---@return table
+function M.options(options)
+  local o = {}
+  for key, value in pairs(M.defaults) do
+    o[key] = value
+  end
+  for key, value in pairs(options or {}) do
+    if M.defaults[key] == nil then
+      lib.raise(("grpo: unknown option %s"):format(tostring(key)))
+    end
+    o[key] = value
+  end
+  if not LOSS_TYPES[o.loss_type] then
+    lib.raise(("grpo: loss_type is %s, wanted grpo, bnpo, dapo or dr_grpo"):format(tostring(o.loss_type)))
+  end
+  if o.importance_sampling_level ~= "token" and o.importance_sampling_level ~= "sequence" then
+    lib.raise(
+      ("grpo: importance_sampling_level is %s, wanted token or sequence"):format(tostring(o.importance_sampling_level))
+    )
+  end
+  if o.loss_type == "dr_grpo" and not o.max_completion_length then
+    lib.raise("grpo: loss_type dr_grpo needs max_completion_length")
+  end
+  for _, key in ipairs({ "epsilon", "beta" }) do
+    if type(o[key]) ~= "number" or not (o[key] >= 0) then
+      lib.raise(("grpo: %s is %s, wanted a number from 0"):format(key, tostring(o[key])))
+    end
+  end
+  o.epsilon_high = o.epsilon_high or o.epsilon
+  if o.delta and not (type(o.delta) == "number" and o.delta > 0) then
+    lib.raise(("grpo: delta is %s, wanted a number above 0"):format(tostring(o.delta)))
+  end
+  return o
+end
+
+--- Weight of every token of each sample, by the counts of the whole batch, so that a split into micro-batches changes nothing.
+---@param lengths integer[]  tokens that count, a sample; 0 for a sample that is masked
+---@param options table
+---@return number[]  one a sample
+function M.weights(lengths, options)
+  local tokens, weights = 0, {}
+  for _, n in ipairs(lengths) do
+    tokens = tokens + n
+  end
+  for s, n in ipairs(lengths) do
+    if options.loss_type == "grpo" then
+      weights[s] = 1 / (math.max(n, 1) * #lengths)
+    elseif options.loss_type == "dr_grpo" then
+      weights[s] = 1 / (#lengths * options.max_completion_length)
+    elseif options.loss_type == "dapo" then
+      weights[s] = 1 / math.max(options.num_items_in_batch or tokens, 1)
+    else
+      weights[s] = 1 / math.max(tokens, 1)
+    end
+  end
+  return weights
+end
+
+-- Mean over each sequence's counted tokens, given back to every token of it.
+local function sequence_mean(batch, x)
+  local counted = fn.where(batch.mask, x, 0)
+  local cu = batch.completion_cu
+  local sums = ops.segment_sum(counted, cu)
+  local start, inverse = cu:data(), Tensor.empty(sums.shape, sums.dtype)
+  local counts, data = ops.segment_sum(batch.mask, cu):to_table(), inverse:data()
+  for s = 0, sums.shape[1] - 1 do
+    data[s] = start[s + 1] > start[s] and 1 / math.max(counts[s + 1], 1) or 0
+  end
+  return ops.gather(ops.mul(sums, inverse), batch.sequence)
+end
+
+--- The loss of each completion token; the caller multiplies by the weights and sums.
+---@param batch table         mask, advantage: [K]; old_logp?, ref_logp?: [K]; sequence [K] i32 and completion_cu [S+1] i32
+---@param logp liger.Tensor   [K] under the policy
+---@param options table       of options()
+---@return liger.Tensor loss  [K], nats
+---@return { ratio: liger.Tensor, kl?: liger.Tensor } parts  for metrics, [K] each
+function M.token_loss(batch, logp, options)
+  local o = options
+  local log_ratio = logp - (batch.old_logp or logp:detach())
+  if o.importance_sampling_level == "sequence" then
+    log_ratio = sequence_mean(batch, log_ratio)
+  end
+  local ratio = log_ratio:exp()
+  local capped = o.delta and fn.minimum(ratio, o.delta) or ratio
+  local clipped = ratio:clamp(1 - o.epsilon, 1 + o.epsilon_high)
+  local loss = -fn.minimum(capped * batch.advantage, clipped * batch.advantage)
+  local kl
+  if o.beta > 0 then
+    local d = (batch.ref_logp - logp):clamp(-math.huge, MAX_LOG_RATIO)
+    kl = d:exp() - d - 1
+    if o.use_bias_correction_kl then
+      kl = kl * capped
+    end
+    loss = loss + kl * o.beta
+  end
+  return loss, { ratio = capped:detach(), kl = kl and kl:detach() }
+end
+
+--- Numbers for the log: sums over the tokens that count, to be added up over micro-batches and given to `metrics`. Clipping is
+--- counted where it binds: low where r < 1 - epsilon and A < 0, high where r > 1 + epsilon_high and A > 0.
+---@param batch table
+---@param entropy liger.Tensor [K]
+---@param parts table          what token_loss returned
+---@param options table
+---@param sums? table          of the micro-batches before
+---@return table sums
+function M.sums(batch, entropy, parts, options, sums)
+  sums = sums or { tokens = 0, entropy = 0, kl = 0, low = 0, high = 0, low_min = 1, high_max = 0 }
+  local mask, advantage = batch.mask:data(), batch.advantage:data()
+  local ratio, entropies = parts.ratio:data(), entropy:data()
+  local kl = parts.kl and parts.kl:data()
+  local tokens, low, high = 0, 0, 0
+  for k = 0, batch.mask:numel() - 1 do
+    if mask[k] ~= 0 then
+      tokens = tokens + 1
+      sums.entropy = sums.entropy + entropies[k]
+      sums.kl = sums.kl + (kl and kl[k] or 0)
+      if ratio[k] < 1 - options.epsilon and advantage[k] < 0 then
+        low = low + 1
+      elseif ratio[k] > 1 + options.epsilon_high and advantage[k] > 0 then
+        high = high + 1
+      end
+    end
+  end
+  sums.tokens, sums.low, sums.high = sums.tokens + tokens, sums.low + low, sums.high + high
+  if tokens > 0 then
+    sums.low_min = math.min(sums.low_min, low / tokens)
+    sums.high_max = math.max(sums.high_max, high / tokens)
+  end
+  return sums
+end
+
+--- TRL's metrics from the sums of all micro-batches.
+---@param sums table|nil  nil: no token had a gradient
+---@param options table
+---@return table<string, number>
+function M.metrics(sums, options)
+  local tokens = sums and sums.tokens or 0
+  if tokens == 0 then
+    sums, tokens = { entropy = 0, kl = 0, low = 0, high = 0, low_min = 0, high_max = 0 }, 1
+  end
+  return {
+    entropy = sums.entropy / tokens,
+    kl = options.beta > 0 and sums.kl / tokens or nil,
+    ["clip_ratio/low_mean"] = sums.low / tokens,
+    ["clip_ratio/low_min"] = sums.low_min,
+    ["clip_ratio/high_mean"] = sums.high / tokens,
+    ["clip_ratio/high_max"] = sums.high_max,
+    ["clip_ratio/region_mean"] = (sums.low + sums.high) / tokens,
+  }
+end
+
+return M

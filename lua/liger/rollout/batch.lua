@@ -1,0 +1,223 @@
+-- A batch of completions on its way from the sampler to the loss: rewards, advantages, and packed micro-batches of what has a gradient.
+local lib = require("liger.ffi")
+local pack = require("liger.nn.pack")
+local rollout = require("liger.rollout")
+local score = require("liger.rollout.score")
+local Tensor = require("liger.tensor")
+
+local Batch = {}
+Batch.__index = Batch
+
+local M = {}
+
+---@class liger.Sample
+---@field row table             the data's row: prompt and its columns
+---@field ids integer[]         of the prompt
+---@field completion integer[]  ids, the stop id among them
+---@field logp number[]         of the completion, at the sampling temperature
+---@field stopped boolean       false: cut at max_new tokens
+---@field text string           the completion without its stop token
+---@field reward? number
+---@field advantage? number
+---@field masked? boolean       takes no part in the loss
+
+--- Completions of each row's prompt.
+---@param model liger.Decoder
+---@param tokenizer liger.Tokenizer
+---@param rows table[]    with `ids`, the prompt's
+---@param options table   of rollout.generate
+---@return liger.Batch
+function M.generate(model, tokenizer, rows, options)
+  local prompts = {}
+  for i, row in ipairs(rows) do
+    prompts[i] = row.ids
+  end
+  local self = setmetatable({ samples = {}, group = options.group or 1, num_tokens = 0 }, Batch)
+  for i, result in ipairs(rollout.generate(model, prompts, options)) do
+    local ids, shown = result.ids, {}
+    for j = 1, #ids - (result.stopped and 1 or 0) do
+      shown[j] = ids[j]
+    end
+    self.num_tokens = self.num_tokens + #prompts[result.prompt] + #ids
+    self.samples[i] = {
+      row = rows[result.prompt],
+      ids = prompts[result.prompt],
+      completion = ids,
+      logp = result.logp,
+      stopped = result.stopped,
+      text = tokenizer:decode(shown, { skip_special = true }),
+    }
+  end
+  return self
+end
+
+--- Scores every sample.
+---@param reward fun(completion: string, row: table): number  the completion's text and its data row
+---@return number mean
+function Batch:score(reward)
+  local sum = 0
+  for i, s in ipairs(self.samples) do
+    local value = reward(s.text, s.row, s)
+    if type(value) ~= "number" or value ~= value then
+      local got = type(value) == "number" and "NaN" or type(value)
+      lib.raise(("reward: it gave %s for completion %d, wanted a number; the completion is %q"):format(got, i, s.text))
+    end
+    s.reward = value
+    sum = sum + value
+  end
+  return sum / math.max(#self.samples, 1)
+end
+
+--- Rewards in order.
+---@return number[]
+function Batch:rewards()
+  local list = {}
+  for i, s in ipairs(self.samples) do
+    list[i] = s.reward
+  end
+  return list
+end
+
+--- Gives each sample its advantage.
+---@param advantages number[]
+function Batch:set_advantages(advantages)
+  for i, s in ipairs(self.samples) do
+    s.advantage = advantages[i]
+  end
+end
+
+--- Gives each sample its log-probabilities under a reference model.
+---@param reference liger.Decoder
+---@param options table  temperature
+function Batch:set_reference(reference, options)
+  local sequences = {}
+  for i, s in ipairs(self.samples) do
+    local ids = {}
+    for _, list in ipairs({ s.ids, s.completion }) do
+      for _, id in ipairs(list) do
+        ids[#ids + 1] = id
+      end
+    end
+    sequences[i] = ids
+  end
+  for i, scored in ipairs(score.sequences(reference, sequences, options)) do
+    local s = self.samples[i]
+    s.ref_logp = {}
+    for j = 1, #s.completion do
+      s.ref_logp[j] = scored.logp[#s.ids - 1 + j]
+    end
+  end
+end
+
+--- Leaves samples that were cut at max_new out of the loss and its counts.
+function Batch:mask_truncated()
+  for _, s in ipairs(self.samples) do
+    s.masked = not s.stopped
+  end
+end
+
+--- Tokens that count, a sample; 0 for a masked one.
+---@return integer[]
+function Batch:lengths()
+  local list = {}
+  for i, s in ipairs(self.samples) do
+    list[i] = s.masked and 0 or #s.completion
+  end
+  return list
+end
+
+--- Gives each sample the weight of its tokens.
+---@param weights number[]
+function Batch:set_weights(weights)
+  for i, s in ipairs(self.samples) do
+    s.weight = weights[i]
+  end
+end
+
+-- A [K] tensor from a value a token.
+local function column(samples, K, dtype, value)
+  local t = Tensor.empty({ K }, dtype)
+  local data, k = t:data(), 0
+  for _, s in ipairs(samples) do
+    for j = 1, #s.completion do
+      data[k] = value(s, j)
+      k = k + 1
+    end
+  end
+  return t
+end
+
+--- Packs samples with what the loss needs: mask, weight, advantage, old_logp (and ref_logp where samples have it), [K] each.
+---@param samples liger.Sample[]
+---@return liger.Pack
+function M.pack(samples)
+  local p = pack.completions(samples)
+  local K = p.num_completion
+  p.samples = samples
+  p.mask = column(samples, K, "f32", function(s)
+    return s.masked and 0 or 1
+  end)
+  p.weight = column(samples, K, "f32", function(s)
+    return s.masked and 0 or s.weight
+  end)
+  p.advantage = column(samples, K, "f32", function(s)
+    return s.advantage
+  end)
+  p.old_logp = column(samples, K, "f32", function(s, j)
+    return s.logp[j]
+  end)
+  if samples[1] and samples[1].ref_logp then
+    p.ref_logp = column(samples, K, "f32", function(s, j)
+      return s.ref_logp[j]
+    end)
+  end
+  return p
+end
+
+--- Micro-batches of the samples that have a gradient. A sample whose gradient is known to be 0 before the forward (masked, or advantage 0
+--- without a KL term) is left out; its tokens still count in the weights of the others.
+---@param max_tokens integer  a micro-batch; 0: no limit
+---@param keep_all? boolean   the loss has a term beside the advantage
+---@return fun(): liger.Pack|nil
+function Batch:split(max_tokens, keep_all)
+  local kept = {}
+  for _, s in ipairs(self.samples) do
+    if not s.masked and #s.completion > 0 and (keep_all or s.advantage ~= 0) then
+      kept[#kept + 1] = s
+    end
+  end
+  self.num_skipped = #self.samples - #kept
+  local parts, i = pack.split(kept, max_tokens), 0
+  return function()
+    i = i + 1
+    return parts[i] and M.pack(parts[i])
+  end
+end
+
+--- Lengths as TRL names them.
+---@return table<string, number>
+function Batch:metrics()
+  local m = { total = 0, low = math.huge, high = 0, cut = 0, ended = 0, ended_total = 0, ended_low = math.huge, ended_high = 0 }
+  for _, s in ipairs(self.samples) do
+    local n = #s.completion
+    m.total, m.low, m.high = m.total + n, math.min(m.low, n), math.max(m.high, n)
+    if s.stopped then
+      m.ended, m.ended_total = m.ended + 1, m.ended_total + n
+      m.ended_low, m.ended_high = math.min(m.ended_low, n), math.max(m.ended_high, n)
+    else
+      m.cut = m.cut + 1
+    end
+  end
+  local count = math.max(#self.samples, 1)
+  return {
+    ["completions/mean_length"] = m.total / count,
+    ["completions/min_length"] = #self.samples > 0 and m.low or 0,
+    ["completions/max_length"] = m.high,
+    ["completions/clipped_ratio"] = m.cut / count,
+    ["completions/mean_terminated_length"] = m.ended > 0 and m.ended_total / m.ended or 0,
+    ["completions/min_terminated_length"] = m.ended > 0 and m.ended_low or 0,
+    ["completions/max_terminated_length"] = m.ended_high,
+  }
+end
+
+return M
