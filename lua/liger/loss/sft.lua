@@ -1,16 +1,6 @@
 -- Supervised fine-tuning: the sum of the targets' negative log-probabilities over the number of targets in the whole batch, all
--- micro-batches and devices together (TRL's num_items_in_batch).
+-- micro-batches together (TRL's num_items_in_batch): model:cross_entropy(batch, 1 / targets).
 local M = {}
-
---- The loss of a micro-batch, its gradients on the way.
----@param model liger.Decoder
----@param batch liger.Pack
----@param num_items integer  targets of the whole batch
----@return liger.Tensor loss  []
----@return table rows         loss, entropy, predicted: [N]
-function M.loss(model, batch, num_items)
-  return model:cross_entropy(batch, 1 / math.max(num_items, 1))
-end
 
 --- Numbers for the log from `rows`: sums, to be divided by the counts of all micro-batches.
 ---@param batch liger.Pack
