@@ -26,14 +26,23 @@ static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
     return ws;
 }
 
-/* s becomes exp(s - max); returns the sum, and the maximum in *max. */
+/* s becomes exp(s - max); returns the sum, and the maximum in *max. s has room for n rounded up to 16. */
 static double exponentials(float *s, int64_t n, float *max) {
+    const int64_t end = round_up16(n);
     double sum = 0;
-    *max = max_f32(s, n);
-    for (int64_t j0 = 0; j0 < n; j0 += VEC_BLOCK) {
-        const int64_t m = n - j0 < VEC_BLOCK ? n - j0 : VEC_BLOCK;
-        for (int64_t j = 0; j < m; j++) s[j0 + j] = exp_f32(s[j0 + j] - *max);
-        sum += sum_block_f32(s + j0, m);
+    for (int64_t j = n; j < end; j++) s[j] = -INFINITY;
+    *max = max_f32(s, end);
+    for (int64_t j0 = 0; j0 < end; j0 += VEC_BLOCK) {
+        const int64_t stop = end - j0 < VEC_BLOCK ? end : j0 + VEC_BLOCK;
+        f32x16 lanes[4] = {{0}};
+        for (int64_t j = j0; j < stop; j += 4 * VEC_LANES)
+            for (int u = 0; u < 4; u++) {
+                if (j + u * VEC_LANES >= stop) break;
+                const f32x16 p = exp16_negative(load16(s + j + u * VEC_LANES) - *max);
+                store16(s + j + u * VEC_LANES, p);
+                lanes[u] += p;
+            }
+        sum += sum4(lanes);
     }
     return sum;
 }

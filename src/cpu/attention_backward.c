@@ -29,13 +29,16 @@ static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
     return ws;
 }
 
-/* Of one row: p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp; the first n of `width` keys count. */
+/* Of one row: p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp; the first n of `width` keys count, and
+ * width may be rounded up to 16. */
 static void row_backward(float *p, float *ds, int64_t n, int64_t width, float lse, float delta, float scale) {
-    for (int64_t j = 0; j < n; j++) {
-        p[j] = exp_f32(p[j] - lse);
-        ds[j] = scale * p[j] * (ds[j] - delta);
+    for (int64_t j = n; j < round_up16(n); j++) p[j] = -INFINITY;
+    for (int64_t j = 0; j < n; j += VEC_LANES) {
+        const f32x16 e = exp16_negative(load16(p + j) - lse);
+        store16(p + j, e);
+        store16(ds + j, e * scale * (load16(ds + j) - delta));
     }
-    for (int64_t j = n; j < width; j++) p[j] = ds[j] = 0.0f;
+    for (int64_t j = round_up16(n); j < width; j++) p[j] = ds[j] = 0.0f;
 }
 
 /* Queries [i0, i0 + rows) of a head: `lse` and `delta` are theirs. */

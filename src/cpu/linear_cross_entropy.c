@@ -2,7 +2,6 @@
  * are kept. */
 #include "linear_logits.h"
 #include "logsoftmax.h"
-#include "vec.h"
 
 /* The smallest index of the largest element; whole blocks are passed over by their maximum. */
 static int32_t argmax_f32(const float *z, int64_t V) {
@@ -16,37 +15,40 @@ static int32_t argmax_f32(const float *z, int64_t V) {
     return 0;
 }
 
-/* Of a row: the loss' parts, and dz = scale (p - [v = target]) in place of z when `gradient`. */
+/* Of a row; predicted is the smallest index of the largest logit. */
 typedef struct row_result {
-    double lse, entropy;
-    int32_t predicted; /* the smallest index of the largest logit */
+    double loss, entropy;
+    int32_t predicted;
 } row_result;
 
-static row_result row_f32(const lm_head *head, float *z, int64_t V, int32_t target, float scale, bool gradient) {
-    row_result result = {.predicted = argmax_f32(z, V)};
-    result.lse = row_logsumexp_f32(z, V, &result.entropy);
-    const float lse = (float)result.lse;
-    for (int64_t v0 = 0; gradient && v0 < V; v0 += VEC_BLOCK) {
-        const int64_t n = V - v0 < VEC_BLOCK ? V - v0 : VEC_BLOCK;
-        float dz[VEC_BLOCK];
-        for (int64_t v = 0; v < n; v++) dz[v] = scale * exp_f32(z[v0 + v] - lse);
-        if (target >= v0 && target < v0 + n) dz[target - v0] -= scale;
-        head_logits_row_backward_f32(head, z + v0, dz, n);
-        memcpy(z + v0, dz, (size_t)n * 4);
+/* The gradient of scale * loss with respect to the logits takes the place of z, if wanted. */
+static row_result row_f32(const lm_head *head, float *z, int64_t V, int32_t target, double scale, bool gradient,
+                          bool predicted) {
+    const double z_target = z[target];
+    row_result result = {.predicted = predicted ? argmax_f32(z, V) : 0};
+    const double lse = row_logsumexp_f32(z, V, &result.entropy);
+    result.loss = lse - z_target;
+    if (!gradient) return result;
+    for (int64_t v = 0; v < V; v += VEC_LANES) {
+        const f32x16 zv = load16_at(z, v, V, -INFINITY);
+        const f32x16 dz = exp16_negative(zv - (float)lse) * (float)scale * head_slope16(head, zv);
+        if (v + VEC_LANES <= V)
+            store16(z + v, dz);
+        else
+            store16_part(z + v, V - v, dz);
     }
+    z[target] = (float)(scale * (exp(z_target - lse) - 1) * head_slope(head, z_target));
     return result;
 }
 
 static row_result row_f64(const lm_head *head, double *z, int64_t V, int32_t target, double scale, bool gradient) {
     row_result result = {.predicted = 0};
-    result.lse = row_logsumexp_f64(z, V, &result.entropy);
+    const double lse = row_logsumexp_f64(z, V, &result.entropy);
+    result.loss = lse - z[target];
     for (int64_t v = 1; v < V; v++)
         if (z[v] > z[result.predicted]) result.predicted = (int32_t)v;
-    for (int64_t v = 0; gradient && v < V; v++) {
-        double dz = scale * (exp(z[v] - result.lse) - (v == target));
-        head_logits_row_backward_f64(head, z + v, &dz, 1);
-        z[v] = dz;
-    }
+    for (int64_t v = 0; gradient && v < V; v++)
+        z[v] = scale * (exp(z[v] - lse) - (v == target)) * head_slope(head, z[v]);
     return result;
 }
 
@@ -80,16 +82,11 @@ lg_status cpu_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg
         for (int64_t i = 0; i < n; i++) {
             const int64_t r = row[i0 + i];
             const int32_t t = targets[r];
-            row_result result;
-            double z_t;
-            if (dtype == LG_F64) {
-                z_t = ((const double *)logits)[i * V + t];
-                result = row_f64(&head, (double *)logits + i * V, V, t, scale, gradient);
-            } else {
-                z_t = ((const float *)logits)[i * V + t];
-                result = row_f32(&head, (float *)logits + i * V, V, t, (float)scale, gradient);
-            }
-            store(loss, r, result.lse - z_t);
+            const row_result result =
+                dtype == LG_F64
+                    ? row_f64(&head, (double *)logits + i * V, V, t, scale, gradient)
+                    : row_f32(&head, (float *)logits + i * V, V, t, scale, gradient, predicted != NULL);
+            store(loss, r, result.loss);
             if (entropy) store(entropy, r, result.entropy);
             if (predicted) ((int32_t *)predicted->data)[r] = result.predicted;
         }

@@ -2,7 +2,6 @@
 #include "linear_logits.h"
 
 #include "gemm.h"
-#include "vec.h"
 
 enum { CHUNK_ROWS = 2048, CHUNK_BYTES = 64 << 20, COLUMNS = 64 };
 
@@ -30,27 +29,6 @@ static void finish_row_f64(const lm_head *head, double *z, int64_t V) {
     for (int64_t v = 0; v < V; v++) {
         if (head->softcap != 0) z[v] = head->softcap * tanh(z[v] / head->softcap);
         z[v] /= head->temperature;
-    }
-}
-
-/* The cap's slope is 1 - tanh^2, and tanh = z temperature / softcap. */
-void head_logits_row_backward_f32(const lm_head *head, const float *z, float *dz, int64_t V) {
-    const float slope = (float)(1 / head->temperature);
-    if (head->softcap != 0) {
-        const float to_tanh = (float)(head->temperature / head->softcap);
-        for (int64_t v = 0; v < V; v++) {
-            const float t = z[v] * to_tanh;
-            dz[v] *= fmaf(-t, t, 1.0f) * slope;
-        }
-    } else if (slope != 1) {
-        for (int64_t v = 0; v < V; v++) dz[v] *= slope;
-    }
-}
-
-void head_logits_row_backward_f64(const lm_head *head, const double *z, double *dz, int64_t V) {
-    for (int64_t v = 0; v < V; v++) {
-        const double t = head->softcap != 0 ? z[v] * head->temperature / head->softcap : 0;
-        dz[v] *= (1 - t * t) / head->temperature;
     }
 }
 

@@ -4,6 +4,7 @@
 #define LIGER_LINEAR_LOGITS_H
 
 #include "cpu.h"
+#include "vec.h"
 
 typedef struct lm_head {
     const lg_tensor *x, *w, *b; /* [N, C], [V, C], [V] or NULL */
@@ -20,13 +21,23 @@ int64_t head_chunk_rows(const lm_head *head);
 const void *head_gather(const lm_head *head, const int32_t *row, int64_t n, void *packed);
 /* z [n, V] = softcap tanh((x w^T + b) / softcap) / temperature of n rows of x. */
 lg_status head_logits(lg_context *ctx, const lm_head *head, const void *x, int64_t n, void *z);
-/* A row of dz becomes a row of the gradient of x w^T + b, given z. */
-void head_logits_row_backward_f32(const lm_head *head, const float *z, float *dz, int64_t V);
-void head_logits_row_backward_f64(const lm_head *head, const double *z, double *dz, int64_t V);
 /* Of n rows: dx[row[i]] = dlogits[i] w, dw += dlogits^T x, db += sum of dlogits; each may be NULL. `x` is what head_gather
  * gave, `packed` may be where it gathered: it is overwritten. */
 lg_status head_products(lg_context *ctx, const lm_head *head, const void *dlogits, const void *x, const int32_t *row,
                         int64_t n, void *packed, lg_tensor *dx, lg_tensor *dw, lg_tensor *db);
+
+/* dz / d(x w^T + b), given z: (1 - tanh^2) / temperature, and tanh = z temperature / softcap. */
+static inline double head_slope(const lm_head *head, double z) {
+    const double t = head->softcap != 0 ? z * head->temperature / head->softcap : 0;
+    return (1 - t * t) / head->temperature;
+}
+
+static inline f32x16 head_slope16(const lm_head *head, f32x16 z) {
+    const float slope = (float)(1 / head->temperature);
+    if (head->softcap == 0) return splat16(slope);
+    const f32x16 t = z * (float)(head->temperature / head->softcap);
+    return (1.0f - t * t) * slope;
+}
 
 /* The rows whose target is not `ignore`, in scratch. Fails at the first target that is neither in [0, V) nor `ignore`. */
 lg_status head_kept_rows(lg_context *ctx, const char *op, const lg_tensor *target, int64_t V, int64_t ignore,

@@ -2,7 +2,6 @@
  * worked on in chunks, so that no more than a chunk of logits is held, unless the caller asks for them. */
 #include "linear_logits.h"
 #include "logsoftmax.h"
-#include "vec.h"
 
 static lg_status check_temperature(lg_context *ctx, const char *op, double temperature) {
     if (temperature > 0) return LG_OK;
@@ -52,36 +51,41 @@ lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tenso
     return LG_OK;
 }
 
-/* dz from z, in place; -inf logits have probability 0 and get 0. */
-static void row_backward_f32(const lm_head *head, int64_t V, int32_t target, float dlogp, float dentropy, float lse,
-                             float entropy, float *z) {
-    for (int64_t v0 = 0; v0 < V; v0 += VEC_BLOCK) {
-        const int64_t n = V - v0 < VEC_BLOCK ? V - v0 : VEC_BLOCK;
-        float dz[VEC_BLOCK];
-        if (dentropy == 0) {
-            for (int64_t v = 0; v < n; v++) dz[v] = -dlogp * exp_f32(z[v0 + v] - lse);
-        } else {
-            for (int64_t v = 0; v < n; v++) {
-                float t = z[v0 + v] - lse;
-                t = t < -200.0f ? -200.0f : t;
-                dz[v] = -exp_f32(t) * (dlogp + dentropy * (t + entropy));
-            }
-        }
-        if (target >= v0 && target < v0 + n) dz[target - v0] += dlogp;
-        head_logits_row_backward_f32(head, z + v0, dz, n);
-        memcpy(z + v0, dz, (size_t)n * 4);
-    }
+/* The gradient's numbers of one row. */
+typedef struct row_gradient {
+    int32_t target;
+    double dlogp, dentropy, lse, entropy;
+} row_gradient;
+
+/* dz of the target through the head's slope. */
+static double target_gradient(const lm_head *head, const row_gradient *g, double z) {
+    const double t = z - g->lse < -800 ? -800 : z - g->lse;
+    const double dz = g->dlogp - exp(t) * (g->dlogp + g->dentropy * (t + g->entropy));
+    return dz * head_slope(head, z);
 }
 
-static void row_backward_f64(const lm_head *head, int64_t V, int32_t target, double dlogp, double dentropy, double lse,
-                             double entropy, double *z) {
-    for (int64_t v = 0; v < V; v++) {
-        const double p = exp(z[v] - lse);
-        double dz = p > 0 ? -p * (dlogp + dentropy * (z[v] - lse + entropy)) : 0;
-        if (v == target) dz += dlogp;
-        head_logits_row_backward_f64(head, z + v, &dz, 1);
-        z[v] = dz;
+/* The gradient of the logits in place of z; -inf logits have probability 0 and get 0. */
+static void row_backward_f32(const lm_head *head, const row_gradient *g, int64_t V, float *z) {
+    const float lse = (float)g->lse, dlogp = (float)g->dlogp, dh = (float)g->dentropy, entropy = (float)g->entropy;
+    const double z_target = z[g->target];
+    for (int64_t v = 0; v < V; v += VEC_LANES) {
+        const f32x16 zv = load16_at(z, v, V, -INFINITY), t = max16(splat16(-200.0f), zv - lse);
+        const f32x16 dz = -exp16_negative(t) * (dlogp + dh * (t + entropy)) * head_slope16(head, zv);
+        if (v + VEC_LANES <= V)
+            store16(z + v, dz);
+        else
+            store16_part(z + v, V - v, dz);
     }
+    z[g->target] = (float)target_gradient(head, g, z_target);
+}
+
+static void row_backward_f64(const lm_head *head, const row_gradient *g, int64_t V, double *z) {
+    const double z_target = z[g->target];
+    for (int64_t v = 0; v < V; v++) {
+        const double t = z[v] - g->lse < -800 ? -800 : z[v] - g->lse;
+        z[v] = -exp(t) * (g->dlogp + g->dentropy * (t + g->entropy)) * head_slope(head, z[v]);
+    }
+    z[g->target] = target_gradient(head, g, z_target);
 }
 
 /* Moves row from[i] of z to row i, from[i] >= i ascending; threads own columns, so the order of moves is kept. */
@@ -137,13 +141,17 @@ lg_status cpu_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, c
 #pragma omp parallel for num_threads(threads) if (threads > 1)
         for (int64_t i = 0; i < n; i++) {
             const int64_t r = row[i0 + i];
-            const int32_t t = ((const int32_t *)target->data)[r];
-            const double dl = load(dlogp, r), dh = dentropy ? load(dentropy, r) : 0;
-            const double l = load(lse, r), h = dentropy ? load(entropy, r) : 0;
+            const row_gradient g = {
+                .target = ((const int32_t *)target->data)[r],
+                .dlogp = load(dlogp, r),
+                .dentropy = dentropy ? load(dentropy, r) : 0,
+                .lse = load(lse, r),
+                .entropy = dentropy ? load(entropy, r) : 0,
+            };
             if (dtype == LG_F64)
-                row_backward_f64(&head, V, t, dl, dh, l, h, (double *)rows + i * V);
+                row_backward_f64(&head, &g, V, (double *)rows + i * V);
             else
-                row_backward_f32(&head, V, t, (float)dl, (float)dh, (float)l, (float)h, (float *)rows + i * V);
+                row_backward_f32(&head, &g, V, (float *)rows + i * V);
         }
         LG_TRY(head_products(ctx, &head, rows, x_rows, row + i0, n, packed, dx, dw, db));
     }

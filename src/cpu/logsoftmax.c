@@ -1,4 +1,4 @@
-/* Row reductions of logits. exp(z - max) is summed in fp32 over blocks of 256 and the blocks in double; with t = z - max and
+/* Row reductions of logits. exp(z - max) is summed in fp32 over blocks of 1024 and the blocks in double; with t = z - max and
  * s = sum exp t, lse = max + ln s and the entropy is ln s - sum(t exp t) / s. */
 #include "logsoftmax.h"
 
@@ -8,17 +8,19 @@ double row_logsumexp_f32(const float *z, int64_t V, double *entropy) {
     const float max = max_f32(z, V);
     double sum = 0, weighted = 0;
     for (int64_t v0 = 0; v0 < V; v0 += VEC_BLOCK) {
-        float t[VEC_BLOCK], p[VEC_BLOCK];
         const int64_t n = V - v0 < VEC_BLOCK ? V - v0 : VEC_BLOCK;
-        for (int64_t i = 0; i < n; i++) p[i] = exp_f32(z[v0 + i] - max);
-        sum += sum_block_f32(p, n);
-        if (!entropy) continue;
-        /* The bound keeps 0 * -inf out; the probability is 0 there. */
-        for (int64_t i = 0; i < n; i++) {
-            t[i] = z[v0 + i] - max;
-            t[i] = t[i] < -200.0f ? -200.0f : t[i];
-        }
-        weighted += dot_block_f32(t, p, n);
+        f32x16 s[4] = {{0}}, w[4] = {{0}};
+        for (int64_t v = 0; v < n; v += 4 * VEC_LANES)
+            for (int u = 0; u < 4; u++) {
+                if (v + u * VEC_LANES >= n) break;
+                f32x16 t = load16_at(z + v0, v + u * VEC_LANES, n, -INFINITY) - max;
+                const f32x16 p = exp16_negative(t);
+                s[u] += p;
+                /* The bound keeps 0 * -inf out; p is 0 there. */
+                if (entropy) w[u] += p * max16(splat16(-200.0f), t);
+            }
+        sum += sum4(s);
+        weighted += sum4(w);
     }
     const double log_sum = log(sum);
     if (entropy) *entropy = log_sum - weighted / sum;

@@ -5,7 +5,8 @@ enum { HEAD_BUFFER = 1024 };
 
 /* Rotates one head: pairs (x[i], x[i+R]), i < R; the rest is copied. */
 #define DEFINE_ROTATE(real, name)                                                                                      \
-    static void name(const real *x, const real *cos, const real *sin, real sign, int64_t R, int64_t D, real *y) {      \
+    static void name(const real *restrict x, const real *restrict cos, const real *restrict sin, real sign, int64_t R,  \
+                     int64_t D, real *restrict y) {                                                                    \
         for (int64_t i = 0; i < R; i++) {                                                                              \
             const real a = x[i], b = x[i + R], s = sign * sin[i];                                                      \
             y[i] = a * cos[i] - b * s;                                                                                 \

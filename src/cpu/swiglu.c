@@ -4,25 +4,36 @@
 
 enum { BLOCK = 512 };
 
-static void swiglu_row(const float *gate, const float *up, int64_t n, float *y) {
-    for (int64_t i = 0; i < n; i++) y[i] = gate[i] / (1.0f + exp_f32(-gate[i])) * up[i];
+/* 1 / (1 + e^-x); e is e^-|x|, which does not overflow. */
+static inline f32x16 sigmoid16(f32x16 x) {
+    const f32x16 e = exp16_negative(select16(x < 0.0f, x, -x));
+    return select16(x < 0.0f, e, splat16(1.0f)) / (e + 1.0f);
 }
 
-/* Either result may be NULL. */
+static void swiglu_row(const float *gate, const float *up, int64_t n, float *y) {
+    int64_t i = 0;
+    for (; i + VEC_LANES <= n; i += VEC_LANES) {
+        const f32x16 g = load16(gate + i);
+        store16(y + i, g * sigmoid16(g) * load16(up + i));
+    }
+    if (i == n) return;
+    const f32x16 g = load16_part(gate + i, n - i, 0.0f);
+    store16_part(y + i, n - i, g * sigmoid16(g) * load16_part(up + i, n - i, 0.0f));
+}
+
+/* Elements [i, i + m), m <= 16; either result may be NULL. */
+static inline void swiglu_backward16(const float *dy, const float *gate, const float *up, int64_t i, int64_t m,
+                                     float *dgate, float *dup) {
+    const f32x16 g = load16_part(gate + i, m, 0.0f), s = sigmoid16(g), d = load16_part(dy + i, m, 0.0f) * s;
+    if (dup) store16_part(dup + i, m, d * g);
+    if (dgate) store16_part(dgate + i, m, d * load16_part(up + i, m, 0.0f) * (g * (1.0f - s) + 1.0f));
+}
+
 static void swiglu_row_backward(const float *dy, const float *gate, const float *up, int64_t n, float *dgate,
                                 float *dup) {
-    float s[BLOCK];
-    for (int64_t i = 0; i < n; i++) s[i] = 1.0f / (1.0f + exp_f32(-gate[i]));
-    if (dgate && dup) {
-        for (int64_t i = 0; i < n; i++) {
-            const float d = dy[i] * s[i];
-            dgate[i] = d * up[i] * fmaf(gate[i], 1.0f - s[i], 1.0f);
-            dup[i] = d * gate[i];
-        }
-        return;
-    }
-    for (int64_t i = 0; dgate && i < n; i++) dgate[i] = dy[i] * s[i] * up[i] * fmaf(gate[i], 1.0f - s[i], 1.0f);
-    for (int64_t i = 0; dup && i < n; i++) dup[i] = dy[i] * s[i] * gate[i];
+    int64_t i = 0;
+    for (; i + VEC_LANES <= n; i += VEC_LANES) swiglu_backward16(dy, gate, up, i, VEC_LANES, dgate, dup);
+    if (i < n) swiglu_backward16(dy, gate, up, i, n - i, dgate, dup);
 }
 
 lg_status cpu_swiglu(lg_context *ctx, const lg_tensor *gate, const lg_tensor *up, lg_tensor *y) {

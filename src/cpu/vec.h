@@ -6,6 +6,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 /* On targets without 512-bit registers these vectors are split; they are never passed between files. */
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -24,16 +27,42 @@ static inline void store16(float *x, f32x16 v) {
     *(f32x16_any *)x = v;
 }
 
+static inline f32x16 splat16(float x) {
+    return x - (f32x16){0};
+}
+
 /* The first n elements, then `fill`. */
 static inline f32x16 load16_part(const float *x, int64_t n, float fill) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), x);
+#else
     float lane[VEC_LANES];
     for (int l = 0; l < VEC_LANES; l++) lane[l] = fill;
     memcpy(lane, x, (size_t)n * sizeof(float));
     return load16(lane);
+#endif
+}
+
+static inline void store16_part(float *x, int64_t n, f32x16 v) {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(x, (__mmask16)((1u << n) - 1), (__m512)v);
+#else
+    memcpy(x, &v, (size_t)n * sizeof(float));
+#endif
+}
+
+/* Elements [i, i + 16) of a row of n, `fill` from n on. */
+static inline f32x16 load16_at(const float *x, int64_t i, int64_t n, float fill) {
+    if (i + VEC_LANES <= n) return load16(x + i);
+    return i < n ? load16_part(x + i, n - i, fill) : splat16(fill);
 }
 
 static inline f32x16 select16(i32x16 mask, f32x16 a, f32x16 b) {
     return (f32x16)((mask & (i32x16)a) | (~mask & (i32x16)b));
+}
+
+static inline f32x16 max16(f32x16 a, f32x16 b) {
+    return select16(a > b, a, b);
 }
 
 /* e^x within 1 ulp where the result is a normal number; 0 for -inf, inf on overflow, NaN for NaN.
@@ -64,48 +93,71 @@ static inline float exp_f32(float x) {
     return p * a * b;
 }
 
+/* e^x of x <= 0, for softmax: the same polynomial; results below the normal numbers are 0. */
+static inline f32x16 exp16_negative(f32x16 x) {
+    x = select16(x < -88.0f, splat16(-88.0f), x); /* n is -127 there, and 2^n becomes the bits of 0 */
+    const f32x16 shifted = x * 0x1.715476p+0f + 0x1.8p23f;
+    const f32x16 n = shifted - 0x1.8p23f;
+    f32x16 r = n * -0x1.62e400p-1f + x;
+    r = n * -0x1.7f7d1cp-20f + r;
+    f32x16 p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = (p * (r * r) + r) + 1.0f;
+    return p * (f32x16)(((i32x16)shifted + (127 - 0x4b400000)) << 23);
+}
+
+/* ---- reductions ---- */
+
 /* The sum of 16 lanes, by halves. */
 static inline float sum_lanes(f32x16 v) {
-    float lane[VEC_LANES];
-    store16(lane, v);
-    for (int half = 8; half > 0; half /= 2)
-        for (int l = 0; l < half; l++) lane[l] += lane[l + half];
-    return lane[0];
+    v += __builtin_shuffle(v, (i32x16){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+    v += __builtin_shuffle(v, (i32x16){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+    v += __builtin_shuffle(v, (i32x16){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+    v += __builtin_shuffle(v, (i32x16){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+    return v[0];
+}
+
+static inline float max_lanes(f32x16 v) {
+    v = max16(v, __builtin_shuffle(v, (i32x16){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+    v = max16(v, __builtin_shuffle(v, (i32x16){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+    v = max16(v, __builtin_shuffle(v, (i32x16){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+    v = max16(v, __builtin_shuffle(v, (i32x16){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+    return v[0];
 }
 
 /* The largest element; NaNs are passed over. -inf when n is 0. */
 static inline float max_f32(const float *x, int64_t n) {
-    f32x16 m = load16_part(x, 0, -INFINITY);
+    f32x16 m0 = splat16(-INFINITY), m1 = m0, m2 = m0, m3 = m0;
     int64_t i = 0;
-    for (; i + VEC_LANES <= n; i += VEC_LANES) {
-        f32x16 v = load16(x + i);
-        m = select16(v > m, v, m);
+    for (; i + 4 * VEC_LANES <= n; i += 4 * VEC_LANES) {
+        m0 = max16(load16(x + i), m0);
+        m1 = max16(load16(x + i + 16), m1);
+        m2 = max16(load16(x + i + 32), m2);
+        m3 = max16(load16(x + i + 48), m3);
     }
-    f32x16 v = load16_part(x + i, n - i, -INFINITY);
-    m = select16(v > m, v, m);
-    float lane[VEC_LANES];
-    store16(lane, m);
-    for (int l = 1; l < VEC_LANES; l++) lane[0] = lane[l] > lane[0] ? lane[l] : lane[0];
-    return lane[0];
+    for (; i < n; i += VEC_LANES) m0 = max16(load16_at(x, i, n, -INFINITY), m0);
+    return max_lanes(max16(max16(m0, m1), max16(m2, m3)));
 }
 
-/* Sums and dot products of up to a few hundred elements run in fp32 lanes; longer ones add such blocks in double. */
-enum { VEC_BLOCK = 256 };
+/* Long sums add blocks of 1024 elements, each summed in 64 fp32 lanes, in double. */
+enum { VEC_BLOCK = 1024 };
 
-static inline float sum_block_f32(const float *x, int64_t n) {
-    f32x16 s = load16_part(x, 0, 0.0f);
-    int64_t i = 0;
-    for (; i + VEC_LANES <= n; i += VEC_LANES) s += load16(x + i);
-    if (i < n) s += load16_part(x + i, n - i, 0.0f);
-    return sum_lanes(s);
+static inline float sum4(const f32x16 s[4]) {
+    return sum_lanes((s[0] + s[1]) + (s[2] + s[3]));
 }
 
+/* n <= VEC_BLOCK. */
 static inline float dot_block_f32(const float *a, const float *b, int64_t n) {
-    f32x16 s = load16_part(a, 0, 0.0f);
+    f32x16 s[4] = {{0}};
     int64_t i = 0;
-    for (; i + VEC_LANES <= n; i += VEC_LANES) s += load16(a + i) * load16(b + i);
-    if (i < n) s += load16_part(a + i, n - i, 0.0f) * load16_part(b + i, n - i, 0.0f);
-    return sum_lanes(s);
+    for (; i + 4 * VEC_LANES <= n; i += 4 * VEC_LANES)
+        for (int u = 0; u < 4; u++) s[u] += load16(a + i + 16 * u) * load16(b + i + 16 * u);
+    for (int u = 0; u < 4; u++, i += VEC_LANES)
+        if (i < n) s[u] += load16_at(a, i, n, 0.0f) * load16_at(b, i, n, 0.0f);
+    return sum4(s);
 }
 
 static inline double dot_f32(const float *a, const float *b, int64_t n) {
