@@ -233,7 +233,7 @@ local function complete(edge)
   end
   for _, part in ipairs(parts) do
     zero_until(part.start)
-    at = part.start + part.length
+    at = math.max(at, part.start + part.length)
   end
   zero_until(edge.shape[dim] + 1)
 end
@@ -374,14 +374,14 @@ function M.sum_dest(edge)
     return buffer, false
   end
   if edge.base and not edge.target then
-    local root = edge.base
-    if root.leaf then
-      local part = view_target(edge)
-      if part:is_contiguous() then
-        return part, false
+    local part, add = view_target(edge)
+    if edge.base.leaf and part:is_contiguous() then
+      if not add then
+        zero(part)
       end
+      return part, false
     end
-    edge.target, edge.target_add = view_target(edge)
+    edge.target, edge.target_add = part, add
   end
   local grad = new_grad(edge.shape, grad_dtype(edge.dtype))
   zero(grad)
