@@ -49,7 +49,8 @@ describe("jsonl", function()
     end)
 
     it("leaves out columns that are null", function()
-      assert.are.same({ { a = { b = 1 }, _line = 1 } }, read('{"a": {"b": 1, "c": null}, "d": null}'))
+      local rows = read('{"a": {"b": 1, "c": null}, "d": null}')
+      assert.are.same({ { a = { b = 1 }, _line = 1 } }, rows)
     end)
 
     it("gives no rows for an empty file", function()
@@ -103,7 +104,9 @@ describe("jsonl", function()
     end
 
     it("keeps a prompt that is a string or messages, and other columns", function()
-      local rows = prompts('{"prompt": "a", "answer": 4}\n{"prompt": [{"role": "user", "content": "b"}]}')
+      local rows = prompts(
+        '{"prompt": "a", "answer": 4}\n{"prompt": [{"role": "user", "content": "b"}]}'
+      )
       assert.are.same({ prompt = "a", answer = 4, _line = 1 }, rows[1])
       assert.are.same({ { role = "user", content = "b" } }, rows[2].prompt)
     end)
@@ -126,15 +129,27 @@ describe("jsonl", function()
     it("says what a row lacks", function()
       refuses('{"b": 1, "a": 2}', path .. ":1: no prompt and no messages, the columns are a, b")
       refuses("{}", path .. ":1: no prompt and no messages, the columns are none")
-      refuses('{"prompt": 3}', path .. ":1: prompt is a number, wanted a string or a list of messages")
+      refuses(
+        '{"prompt": 3}',
+        path .. ":1: prompt is a number, wanted a string or a list of messages"
+      )
       refuses('{"prompt": ""}', path .. ":1: prompt is empty")
-      refuses('{"messages": "a"}', path .. ":1: messages is a string, wanted a list of { role, content }")
+      refuses(
+        '{"messages": "a"}',
+        path .. ":1: messages is a string, wanted a list of { role, content }"
+      )
       refuses(
         '{"messages": [{"role": "assistant", "content": "a"}]}',
         path .. ":1: messages is empty"
       )
-      refuses('{"messages": [{"content": "a"}]}', ":1: messages[1] has no role, wanted { role, content }")
-      refuses('{"messages": [{"role": "user"}]}', ":1: messages[1].content is missing, wanted a string")
+      refuses(
+        '{"messages": [{"content": "a"}]}',
+        ":1: messages[1] has no role, wanted { role, content }"
+      )
+      refuses(
+        '{"messages": [{"role": "user"}]}',
+        ":1: messages[1].content is missing, wanted a string"
+      )
       refuses(
         '{"prompt": [{"role": "user", "content": 3}]}',
         ":1: prompt[1].content is a number, wanted a string"

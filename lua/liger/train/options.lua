@@ -68,17 +68,20 @@ local function initials(name)
   return (name:gsub("(%w)%w*_?", "%1"))
 end
 
---- The name that `word` most likely means.
+--- The name that `word` most likely means: the nearest, where initials (learning_rate), a place in
+--- front (optim.lr) and a `no-` count as one letter.
 ---@param word string
 ---@param names string[]
 ---@return string|nil  nil when there are no names
 function M.nearest(word, names)
   local best, least
   word = plain(word)
+  local last, agreed = word:match("[^.]*$"), word:gsub("^no_", "")
+  local short = { [initials(word)] = true, [last] = true, [agreed] = true }
   for _, name in ipairs(names) do
     local other = plain(name)
     local away = distance(word, other)
-    if initials(word) == other or initials(other) == word then
+    if short[other] or initials(other) == word then
       away = math.min(away, 1)
     end
     if not least or away < least then
