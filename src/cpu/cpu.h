@@ -53,6 +53,17 @@ static inline uint16_t f32_to_f16(float x) {
     return (uint16_t)(sign | (bits - (112u << 23)) >> 13);
 }
 
+/* Rounds to odd: a rounding to bf16 or f16 after it is as good as one straight from x. */
+static inline float f64_to_f32_odd(double x) {
+    float y = (float)x;
+    if (y == x || x != x) return y;
+    uint32_t bits;
+    memcpy(&bits, &y, 4);
+    bits = (bits - (fabs(y) > fabs(x))) | 1;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
 /* A whole number of a double, as CUDA converts: cut towards 0, the nearest bound when out of range, 0 for NaN. */
 static inline int64_t to_integer(double value, int64_t low, int64_t high) {
     if (value != value) return 0;
@@ -107,8 +118,8 @@ static inline void store(lg_tensor *t, int64_t offset, double value) {
     switch (t->dtype) {
     case LG_F32: ((float *)t->data)[offset] = (float)value; break;
     case LG_F64: ((double *)t->data)[offset] = value; break;
-    case LG_BF16: ((uint16_t *)t->data)[offset] = f32_to_bf16((float)value); break;
-    case LG_F16: ((uint16_t *)t->data)[offset] = f32_to_f16((float)value); break;
+    case LG_BF16: ((uint16_t *)t->data)[offset] = f32_to_bf16(f64_to_f32_odd(value)); break;
+    case LG_F16: ((uint16_t *)t->data)[offset] = f32_to_f16(f64_to_f32_odd(value)); break;
     case LG_I32: ((int32_t *)t->data)[offset] = (int32_t)to_integer(value, INT32_MIN, INT32_MAX); break;
     case LG_I64: ((int64_t *)t->data)[offset] = to_integer(value, INT64_MIN, INT64_MAX); break;
     case LG_U8: ((uint8_t *)t->data)[offset] = (uint8_t)to_integer(value, 0, UINT8_MAX); break;
