@@ -24,6 +24,7 @@ local config = liger.config({
   clip = false, -- number or none
   file = false, -- path or none
   mix = false, -- anything or none
+  length = false, -- tokens; default 5 for words, 256 for text
   loss_type = "grpo", -- which loss
 }, {
   lr = { above = 0 },
@@ -90,6 +91,8 @@ describe("config", function()
     assert.is_false(run(recipe, "--clip", "none").clip)
     assert.is_false(run(recipe, "--no-clip").clip)
     assert.are.equal("3", run(recipe, "--file", "3").file)
+    assert.are.equal(3, run(recipe, "--length", "3").length)
+    assert.is_false(run(recipe).length)
     assert.are.equal(3, run(recipe, "--mix", "3").mix)
     assert.are.equal("x", run(recipe, "--mix", "x").mix)
     assert.are.equal('--clip: got "x", wanted a number or none', refused("--clip", "x"))

@@ -42,7 +42,15 @@ local FUNCTIONS = {
   zeros = { "liger.fn", "zeros" },
 }
 
+local names = {} -- for the prompt's completion
+for _, list in ipairs({ MODULES, FUNCTIONS }) do
+  for name in pairs(list) do
+    names[#names + 1] = name
+  end
+end
+
 return setmetatable({}, {
+  __names = names,
   __index = function(liger, name)
     local value
     if MODULES[name] then

@@ -35,14 +35,27 @@ local modules = {
 local names = { "run", "generate", "score", "info", "help" }
 local global_options = { threads = true, seed = true, dtype = true }
 
--- The environment of the prompt and of -e: everything of liger by its own name.
+-- The environment of the prompt and of -e: everything of liger by its own name, loaded when first
+-- used, then Lua's globals.
 local function environment()
   local liger = require("liger")
-  local env = setmetatable({ liger = liger }, { __index = _G })
-  for name, value in pairs(liger) do
-    env[name] = value
+  local known = {} -- for completion
+  for name in pairs(_G) do
+    known[#known + 1] = name
   end
-  return env
+  for _, name in ipairs(getmetatable(liger).__names) do
+    known[#known + 1] = name
+  end
+  return setmetatable({ liger = liger }, {
+    __names = known,
+    __index = function(_, name)
+      local value = liger[name]
+      if value == nil then
+        value = _G[name]
+      end
+      return value
+    end,
+  })
 end
 
 local function take_globals(args)

@@ -80,7 +80,8 @@ end
 
 -- Completion
 
--- The keys of a value and of what its metatable indexes.
+-- The keys of a value, those that its metatable lists as `__names` (they are loaded when used), and
+-- those of what the metatable indexes.
 local function each_key(value, visit)
   for _ = 1, 8 do
     if type(value) == "table" then
@@ -89,6 +90,9 @@ local function each_key(value, visit)
       end
     end
     local meta = type(value) ~= "cdata" and debug.getmetatable(value)
+    for _, key in ipairs(type(meta) == "table" and rawget(meta, "__names") or {}) do
+      visit(key, value)
+    end
     value = type(meta) == "table" and rawget(meta, "__index")
     if type(value) ~= "table" then return end
   end

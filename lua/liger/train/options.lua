@@ -121,7 +121,7 @@ function M.wanted(key)
   elseif allow.min then
     text = text .. (" from %g"):format(allow.min)
   end
-  if allow.max then
+  if allow.max and allow.max < 2 ^ 31 then
     text = text .. ((allow.above or allow.min) and " to %g" or " up to %g"):format(allow.max)
   end
   return key.none and text .. " or none" or text
@@ -179,12 +179,16 @@ local none_words = {
 }
 
 --- Works out what each key takes. A default of `false` whose comment says "number or none" or "path
---- or none" takes that.
+--- or none" takes that; one that says "default 128" takes a number or none.
 ---@param keys liger.Key[]
 function M.prepare(keys)
   for _, key in ipairs(keys) do
     key.kind = type(key.default)
-    local word = (key.comment or ""):match("(%w+) or none")
+    local comment = key.comment or ""
+    local word = comment:match("(%w+) or none")
+    if not word and key.default == false and comment:find("default %-?[%d.]") then
+      word = "number"
+    end
     if word then
       key.none = true
       if key.default == false then
