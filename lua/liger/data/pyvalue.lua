@@ -1,5 +1,6 @@
--- Python's values as chat templates see them: None, undefined names, lists, dictionaries with an order of keys, and how they are
--- printed, compared and written as JSON. Strings are UTF-8 and counted in characters.
+-- Python's values as chat templates see them: None, undefined names, lists, dictionaries with an
+-- order of keys, and how they are printed, compared and written as JSON. Strings are UTF-8 and
+-- counted in characters.
 local lpeg = require("lpeg")
 local cjson = require("cjson")
 
@@ -14,9 +15,9 @@ local Undefined = { kind = "undefined" }
 local List = { kind = "list" }
 local Namespace = { kind = "namespace" }
 
----@param name string  what was looked for; errors say it
-function M.undefined(name)
-  return setmetatable({ name = name }, Undefined)
+---@param message string  what an error says when the value is used
+function M.undefined(message)
+  return setmetatable({ message = message }, Undefined)
 end
 
 function M.list(items)
@@ -32,8 +33,8 @@ function M.dict(items, keys)
   return setmetatable(items or {}, { kind = "dict", keys = keys or {} })
 end
 
---- "undefined", "none", "boolean", "number", "string", "list", "dict", "namespace" or "function". A plain table is a list when it
---- has a first entry, else a dictionary.
+--- "undefined", "none", "boolean", "number", "string", "list", "dict", "namespace" or "function". A
+--- plain table is a list when it has a first entry, else a dictionary.
 function M.kind(value)
   local t = type(value)
   if t == "table" then
@@ -47,9 +48,19 @@ end
 
 local kind = M.kind
 
--- Where a table has no order of its own (Lua's have none), keys come in the order that tool descriptions are written in.
+-- Where a table has no order of its own (Lua's have none), keys come in the order that tool
+-- descriptions are written in.
 local usual = {}
-for i, key in ipairs({ "type", "function", "name", "description", "parameters", "arguments", "properties", "required" }) do
+for i, key in ipairs({
+  "type",
+  "function",
+  "name",
+  "description",
+  "parameters",
+  "arguments",
+  "properties",
+  "required",
+}) do
   usual[key] = i
 end
 
@@ -108,7 +119,10 @@ local spaces = {}
 for c in (" \t\n\r\v\f\28\29\30\31"):gmatch(".") do
   spaces[c] = true
 end
-for _, c in ipairs({ "\194\133", "\194\160", "\225\154\128", "\226\128\168", "\226\128\169", "\226\128\175", "\226\129\159", "\227\128\128" }) do
+-- U+0085, U+00A0, U+1680, U+2028, U+2029, U+202F, U+205F, U+3000, and below U+2000 to U+200A.
+local wide = "\194\133 \194\160 \225\154\128 \226\128\168 \226\128\169 "
+  .. "\226\128\175 \226\129\159 \227\128\128"
+for c in wide:gmatch("[^ ]+") do
   spaces[c] = true
 end
 for i = 0, 10 do
@@ -162,8 +176,8 @@ end
 local function repr_string(text)
   local quote = text:find("'", 1, true) and not text:find('"', 1, true) and '"' or "'"
   local escaped = text:gsub("[%c\\" .. quote .. "]", function(c)
-    local names = { ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t", ["\\"] = "\\\\", [quote] = "\\" .. quote }
-    return names[c] or ("\\x%02x"):format(c:byte())
+    local names = { ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t", ["\\"] = "\\\\" }
+    return c == quote and "\\" .. quote or names[c] or ("\\x%02x"):format(c:byte())
   end)
   return quote .. escaped .. quote
 end
@@ -263,7 +277,15 @@ end
 
 -- ---- JSON ----
 
-local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t", ["\b"] = "\\b", ["\f"] = "\\f" }
+local escapes = {
+  ['"'] = '\\"',
+  ["\\"] = "\\\\",
+  ["\n"] = "\\n",
+  ["\r"] = "\\r",
+  ["\t"] = "\\t",
+  ["\b"] = "\\b",
+  ["\f"] = "\\f",
+}
 
 local function json_string(text)
   -- %c has 127 too, which Python writes as it is.
@@ -277,7 +299,9 @@ local function write_json(out, value, options, depth)
   if k == "string" then
     out[#out + 1] = json_string(value)
   elseif k == "number" then
-    local special = value ~= value and "NaN" or value == math.huge and "Infinity" or value == -math.huge and "-Infinity"
+    local special = value ~= value and "NaN"
+      or value == math.huge and "Infinity"
+      or value == -math.huge and "-Infinity"
     out[#out + 1] = special or number_text(value)
   elseif k == "boolean" then
     out[#out + 1] = tostring(value)
@@ -338,7 +362,9 @@ local quoted = C(P('"') * (P("\\") * 1 + (1 - S('"\\'))) ^ 0 * '"') / function(t
   return cjson.decode("[" .. text .. "]")[1]
 end
 local digits = R("09") ^ 1
-local number = C(P("-") ^ -1 * digits * (P(".") * digits) ^ -1 * (S("eE") * S("+-") ^ -1 * digits) ^ -1) / tonumber
+local exponent = S("eE") * S("+-") ^ -1 * digits
+local number = C(P("-") ^ -1 * digits * (P(".") * digits) ^ -1 * exponent ^ -1) / tonumber
+local words = P("true") * Cc(true) + P("false") * Cc(false) + P("null") * Cc(M.none)
 
 local function object(members)
   local dict, keys = {}, {}
@@ -351,8 +377,7 @@ end
 
 local json = P({
   blank * V("value") * -1,
-  value = (quoted + number + P("true") * Cc(true) + P("false") * Cc(false) + P("null") * Cc(M.none) + V("list") + V("dict"))
-    * blank,
+  value = (quoted + number + words + V("list") + V("dict")) * blank,
   list = sign("[") * (Ct((V("value") * (sign(",") * V("value")) ^ 0) ^ -1) / M.list) * "]",
   dict = sign("{") * (Ct((V("member") * (sign(",") * V("member")) ^ 0) ^ -1) / object) * "}",
   member = quoted * blank * sign(":") * V("value"),
