@@ -1,5 +1,5 @@
-/* Philox 4x32-10 (Salmon and others 2011, "Parallel random numbers: as easy as 1, 2, 3"): four random words of a counter and
- * a key. */
+/* Philox 4x32-10 (Salmon and others 2011, "Parallel random numbers: as easy as 1, 2, 3"): four
+ * random words of a counter and a key. */
 #ifndef LIGER_PHILOX_H
 #define LIGER_PHILOX_H
 

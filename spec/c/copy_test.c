@@ -90,7 +90,8 @@ static void strided_rows_are_found(void **state) {
     float x[60], y[200];
     for (int i = 0; i < 60; i++) x[i] = (float)i;
     for (int i = 0; i < 200; i++) y[i] = -1;
-    /* [3,4,5] read with its first two dimensions exchanged, written with gaps; row 0 of a broadcast one added. */
+    /* [3,4,5] read with its first two dimensions exchanged, written with gaps; row 0 of a broadcast
+     * one added. */
     const lg_tensor tx = {x, {4, 3, 5}, {5, 20, 1}, 3, LG_F32, LG_CPU};
     lg_tensor ty = {y, {4, 3, 5}, {40, 7, 1}, 3, LG_F32, LG_CPU};
     const lg_tensor one = {x, {4, 3, 5}, {0, 0, 1}, 3, LG_F32, LG_CPU};

@@ -1,4 +1,5 @@
-/* Philox 4x32-10: the published vectors (Random123's kat_vectors), cuRAND's stream, and the random tensors made of it. */
+/* Philox 4x32-10: the published vectors (Random123's kat_vectors), cuRAND's stream, and the random
+ * tensors made of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Drawing ids: the cuts' exact rules, ties, what is refused, and that a row does not depend on its batch.
- * Case names carry the ids of the project's list of known bugs (B78, B80 to B84). */
+/* Drawing ids: the cuts' exact rules, ties, what is refused, and that a row does not depend on its
+ * batch. Case names carry the ids of the project's list of known bugs (B78, B80 to B84). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -5,7 +5,7 @@ return {
     { N = 1 },
     { N = 77 },
     { N = 4099 }, -- a second block
-    { N = 131075 }, -- enough for two threads, and a tail
+    { N = 131075, grad = false }, -- enough for two threads, and a tail
   },
   bench = { { N = 1048576 } },
   inputs = function(r, s)

@@ -47,7 +47,8 @@ lg_status cpu_div_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor
     return LG_OK;
 }
 
-/* Where neither is smaller both get the gradient: halves of it when equal, all of it beside a NaN. */
+/* Where neither is smaller both get the gradient: halves of it when equal, all of it beside a NaN.
+ * */
 lg_status cpu_minimum(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_tensor *y) {
     MAP2(y, a, b, u < v || u != u ? u : v);
     return LG_OK;

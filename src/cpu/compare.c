@@ -1,4 +1,5 @@
-/* Comparisons, which give 1 and 0 in the dtype of what is compared, and the choice by them. A NaN compares false. */
+/* Comparisons, which give 1 and 0 in the dtype of what is compared, and the choice by them. A NaN
+ * compares false. */
 #include "map.h"
 
 lg_status cpu_less(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_tensor *y) {

@@ -3,8 +3,9 @@
 
 enum { PIECE = 16384, GRAIN = 8 * PIECE };
 
-/* A walk over two tensors of one shape: `num` rows of `cols` elements that are dense in both, found through the first
- * `outer` dimensions. When all is dense the rows are pieces of the whole, the last one shorter. */
+/* A walk over two tensors of one shape: `num` rows of `cols` elements that are dense in both, found
+ * through the first `outer` dimensions. When all is dense the rows are pieces of the whole, the
+ * last one shorter. */
 typedef struct walk {
     int outer;
     int64_t num, cols;

@@ -1,4 +1,5 @@
-/* Random tensors. Element i depends on the seed, the stream and i alone, so blocks of any size may run on any thread. */
+/* Random tensors. Element i depends on the seed, the stream and i alone, so blocks of any size may
+ * run on any thread. */
 #include "../philox.h"
 #include "cpu.h"
 
@@ -17,7 +18,8 @@ lg_status cpu_random_uniform(lg_context *ctx, int64_t seed, int64_t stream, lg_t
     return LG_OK;
 }
 
-/* The cosine comes first (Box and Muller 1958, equation 1); the last element of an odd number has no partner. */
+/* The cosine comes first (Box and Muller 1958, equation 1); the last element of an odd number has
+ * no partner. */
 lg_status cpu_random_normal(lg_context *ctx, int64_t seed, int64_t stream, double mean, double std,
                             lg_tensor *y) {
     const int64_t n = tensor_numel(y);

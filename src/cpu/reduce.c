@@ -1,5 +1,5 @@
-/* Sums and indexed reads. Long sums add blocks of fixed size, each by fixed lanes in double, in order: the bits do not depend
- * on the number of threads. */
+/* Sums and indexed reads. Long sums add blocks of fixed size, each by fixed lanes in double, in
+ * order: the bits do not depend on the number of threads. */
 #include "cpu.h"
 
 enum { BLOCK = 4096, LANES = 16, GRAIN = 16 * BLOCK };

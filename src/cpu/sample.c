@@ -1,5 +1,5 @@
-/* Draws one id a row. The cuts leave what a boundary says: candidates that stand at or before one of them in falling order. The
- * draw then walks the row in id order, so nothing is ever sorted. */
+/* Draws one id a row. The cuts leave what a boundary says: candidates that stand at or before one
+ * of them in falling order. The draw then walks the row in id order, so nothing is ever sorted. */
 #include <omp.h>
 
 #include "../philox.h"
@@ -51,7 +51,8 @@ static void swap(candidate *a, candidate *b) {
     *b = t;
 }
 
-/* Moves the candidates before the middle one of three to the front of c[0..n), it behind them; returns where it is. */
+/* Moves the candidates before the middle one of three to the front of c[0..n), it behind them;
+ * returns where it is. */
 static int64_t partition(candidate *c, int64_t n) {
     candidate *a = &c[0], *b = &c[n / 2], *last = &c[n - 1];
     if (stands_before(*b, *a)) swap(a, b);
@@ -69,8 +70,9 @@ static int64_t partition(candidate *c, int64_t n) {
     return front;
 }
 
-/* Moves the shortest prefix in falling order whose weights reach `amount`, at least one candidate, to the front and returns its
- * length; the weights are w, or 1 each. As quickselect, a constant number of passes on average. */
+/* Moves the shortest prefix in falling order whose weights reach `amount`, at least one candidate,
+ * to the front and returns its length; the weights are w, or 1 each. As quickselect, a constant
+ * number of passes on average. */
 static int64_t take(candidate *c, int64_t n, double amount, bool count) {
     int64_t low = 0, high = n;
     double taken = 0;
@@ -93,7 +95,8 @@ static int64_t take(candidate *c, int64_t n, double amount, bool count) {
 
 /* ---- the cuts ---- */
 
-/* A logit that at least k candidates reach: the k-th largest of the blocks' largest. -inf when there are fewer blocks. */
+/* A logit that at least k candidates reach: the k-th largest of the blocks' largest. -inf when
+ * there are fewer blocks. */
 ROW_INLINE double floor_of(const row *r, int64_t k, bool wide) {
     enum { SMALL = 32 };
     const int64_t n = r->V / SMALL;
@@ -112,8 +115,8 @@ ROW_INLINE double floor_of(const row *r, int64_t k, bool wide) {
     return least;
 }
 
-/* Collects the candidates that a cut may keep. A probability under half of (1 - top_p) / V cannot be in top_p's prefix: all of
- * them together do not weigh 1 - top_p. */
+/* Collects the candidates that a cut may keep. A probability under half of (1 - top_p) / V cannot
+ * be in top_p's prefix: all of them together do not weigh 1 - top_p. */
 ROW_INLINE int64_t collect(const row *r, const cuts *k, double total, bool wide) {
     const double z_floor = k->top_k ? floor_of(r, k->top_k, wide) : -INFINITY;
     const double w_floor = k->top_k ? 0 : 0.5 * (1 - k->top_p) * total / (double)r->V;
@@ -171,8 +174,8 @@ ROW_INLINE double weigh(const row *r, bool wide) {
     return total;
 }
 
-/* The first id whose running weight reaches `target`. Blocks before it are passed over as a whole; in its block the last
- * candidate with any weight catches what rounding leaves. */
+/* The first id whose running weight reaches `target`. Blocks before it are passed over as a whole;
+ * in its block the last candidate with any weight catches what rounding leaves. */
 ROW_INLINE int64_t draw(const row *r, double target, bool wide) {
     double running = 0;
     int64_t v0 = 0, id = -1;
@@ -252,7 +255,8 @@ static lg_status fail(lg_context *ctx, const lg_tensor *z, int64_t b) {
     return lg_fail(ctx, LG_ENUMERIC, "sample: z[%lld] has no finite logit", (long long)b);
 }
 
-/* Where the parts of a thread's working memory start: the row in fp32, weights, blocks, candidates, the end. */
+/* Where the parts of a thread's working memory start: the row in fp32, weights, blocks, candidates,
+ * the end. */
 static void lay_out(int64_t V, bool wide, bool cut, int64_t start[5]) {
     const int64_t bytes[] = {wide ? 0 : V * (int64_t)sizeof(float),
                              V * (int64_t)(wide ? sizeof(double) : sizeof(float)),

@@ -1,4 +1,5 @@
-/* Element-wise functions of one tensor. In a backward u is dy and v the op's input or its result, as ops.h has it. */
+/* Element-wise functions of one tensor. In a backward u is dy and v the op's input or its result,
+ * as ops.h has it. */
 #include "map.h"
 
 lg_status cpu_affine(lg_context *ctx, const lg_tensor *x, double scale, double shift,
