@@ -13,32 +13,39 @@ local function default_frequencies(theta, dim)
   return freq
 end
 
--- Each takes the unscaled frequencies, the scaling table of the config, and { theta, dim, length, max_positions }.
+-- Each takes the unscaled frequencies, from_config's result and the longest sequence.
 local scalings = {}
 
 function scalings.default(freq)
   return freq
 end
 
-function scalings.linear(freq, scaling)
+function scalings.linear(freq, rope)
   for i = 1, #freq do
-    freq[i] = freq[i] / scaling.factor
+    freq[i] = freq[i] / rope.scaling.factor
   end
   return freq
 end
 
+-- The length up to which the frequencies of the dynamic type stay as they are.
+local function trained_length(rope)
+  local scaling = rope.scaling
+  return scaling.original_max_position_embeddings or scaling.max_position_embeddings or rope.max_positions
+end
+
 -- Dynamic NTK (transformers' rule): past the trained length the base grows with the sequence.
-function scalings.dynamic(freq, scaling, rope)
-  local trained = scaling.original_max_position_embeddings or scaling.max_position_embeddings or rope.max_positions
-  if rope.length <= trained then
+function scalings.dynamic(freq, rope, length)
+  local trained, factor = trained_length(rope), rope.scaling.factor
+  if length <= trained then
     return freq
   end
-  local grown = scaling.factor * rope.length / trained - (scaling.factor - 1)
+  local grown = factor * length / trained - (factor - 1)
   return default_frequencies(rope.theta * grown ^ (rope.dim / (rope.dim - 2)), rope.dim)
 end
 
 -- Llama 3.1: long wavelengths are divided by the factor, short ones kept, those between interpolated.
-function scalings.llama3(freq, scaling)
+function scalings.llama3(freq, rope)
+  local scaling = rope.scaling
   local factor, low, high = scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor
   local trained = scaling.original_max_position_embeddings
   for i = 1, #freq do
@@ -60,8 +67,10 @@ end
 function M.from_config(config, head_dim)
   local parameters = config.rope_parameters
   local scaling = parameters or config.rope_scaling
-  if scaling == nil or type(scaling) ~= "table" then
+  if scaling == nil then
     scaling = { rope_type = "default" }
+  elseif type(scaling) ~= "table" then
+    lib.raise(("config: %s is %s, wanted an object"):format(parameters and "rope_parameters" or "rope_scaling", tostring(scaling)))
   end
   local kind = scaling.rope_type or scaling.type or "default"
   if not scalings[kind] then
@@ -70,13 +79,21 @@ function M.from_config(config, head_dim)
   local wants = { linear = { "factor" }, dynamic = { "factor" } }
   wants.llama3 = { "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings" }
   for _, key in ipairs(wants[kind] or {}) do
-    if type(scaling[key]) ~= "number" then
-      lib.raise(("config: rope type %s has no %s"):format(kind, key))
+    local value = scaling[key]
+    if type(value) ~= "number" or not (value > 0 and value < math.huge) then
+      lib.raise(("config: rope type %s: %s is %s, wanted a number above 0"):format(kind, key, tostring(value)))
     end
   end
   local partial = scaling.partial_rotary_factor or config.partial_rotary_factor or 1
+  if type(partial) ~= "number" or not (partial > 0 and partial <= 1) then
+    lib.raise(("config: partial_rotary_factor is %s, wanted a number above 0, at most 1"):format(tostring(partial)))
+  end
+  local theta = scaling.rope_theta or config.rope_theta or 10000
+  if type(theta) ~= "number" or not (theta > 0 and theta < math.huge) then
+    lib.raise(("config: rope_theta is %s, wanted a number above 0"):format(tostring(theta)))
+  end
   return {
-    theta = scaling.rope_theta or config.rope_theta or 10000,
+    theta = theta,
     dim = math.floor(head_dim * partial / 2) * 2,
     scaling = scaling,
     kind = kind,
@@ -90,8 +107,7 @@ end
 ---@return number[]
 function M.frequencies(rope, length)
   local freq = default_frequencies(rope.theta, rope.dim)
-  local settings = { theta = rope.theta, dim = rope.dim, length = length or 0, max_positions = rope.max_positions }
-  return scalings[rope.kind](freq, rope.scaling, settings)
+  return scalings[rope.kind](freq, rope, length or 0)
 end
 
 --- cos and sin of positions 0 .. length - 1, kept and grown as longer sequences come.
@@ -103,12 +119,14 @@ end
 function M.tables(rope, length, dtype)
   local key = "tables_" .. dtype
   local cached = rope[key]
-  if cached and cached.length >= length then
+  -- Past the trained length a table of the dynamic type serves one length.
+  local only = rope.kind == "dynamic" and length > trained_length(rope) and length
+  if cached and cached.only == only and cached.length >= length then
     return cached.cos, cached.sin
   end
-  -- Powers of two, so that growing sequences rebuild rarely; types that look at the length must not round it up.
+  -- Powers of two, so that growing sequences rebuild rarely.
   local size = length
-  if rope.kind ~= "dynamic" then
+  if not only then
     size = 64
     while size < length do
       size = size * 2
@@ -126,7 +144,7 @@ function M.tables(rope, length, dtype)
       sin_data[p * half + i] = math.sin(angle)
     end
   end
-  rope[key] = { cos = cos, sin = sin, length = size }
+  rope[key] = { cos = cos, sin = sin, length = size, only = only }
   return cos, sin
 end
 

@@ -19,6 +19,7 @@ local DEFAULTS = {
   max_grad_norm = 1, -- 0: no clipping
 }
 
+-- From the first up to, but without, the second.
 local RANGES = {
   lr = { 0, math.huge },
   beta1 = { 0, 1 },
@@ -53,8 +54,8 @@ function M.new(parameters, options)
     if not range then
       lib.raise(("adamw: unknown option %s"):format(tostring(key)))
     end
-    if type(value) ~= "number" or not (value >= range[1] and value <= range[2]) then
-      lib.raise(("adamw: %s is %s, wanted a number from %g to %g"):format(key, tostring(value), range[1], range[2]))
+    if type(value) ~= "number" or not (value >= range[1] and value < range[2]) then
+      lib.raise(("adamw: %s is %s, wanted a number from %g to below %g"):format(key, tostring(value), range[1], range[2]))
     end
     self[key] = value
   end

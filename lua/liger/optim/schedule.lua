@@ -29,11 +29,11 @@ function kinds.inverse_sqrt(t, o)
 end
 
 function kinds.polynomial(t, o)
-  local floor = o.lr_end / o.lr
+  local floor = o.lr > 0 and o.lr_end / o.lr or 0
   if t > o.steps then
     return floor
   end
-  return (1 - floor) * (1 - (t - o.warmup) / (o.steps - o.warmup)) ^ o.power + floor
+  return (1 - floor) * (1 - (t - o.warmup) / math.max(1, o.steps - o.warmup)) ^ o.power + floor
 end
 
 -- Warm-up, stable, decay: constant, then falling over the last decay_steps to min_lr_ratio.
@@ -72,6 +72,22 @@ local DEFAULTS = {
   stable_steps = false, -- wsd: steps at the full rate; default: what the others leave
 }
 
+local DECAY_TYPES = { cosine = true, linear = true, ["1-sqrt"] = true }
+
+local function check(o)
+  for key, default in pairs(DEFAULTS) do
+    local value, low = o[key], key == "steps" and 1 or 0
+    if (type(default) == "number" or value) and key ~= "decay_type" then
+      if type(value) ~= "number" or not (value >= low and value < math.huge) then
+        lib.raise(("schedule: %s is %s, wanted a number from %d"):format(key, tostring(value), low))
+      end
+    end
+  end
+  if not DECAY_TYPES[o.decay_type] then
+    lib.raise(("schedule: decay_type is %s, wanted cosine, linear or 1-sqrt"):format(tostring(o.decay_type)))
+  end
+end
+
 --- A schedule by name: constant, linear, cosine, inverse_sqrt, polynomial, wsd, or transformers' longer names.
 ---@param name string
 ---@param options table  lr, steps, warmup, and those of the kind
@@ -93,12 +109,15 @@ function M.new(name, options)
     end
     o[key] = value
   end
+  check(o)
   if o.warmup > 0 and o.warmup < 1 then
     o.warmup = math.ceil(o.warmup * o.steps)
   end
+  -- wsd climbs from its floor, the others from 0.
+  local start = kind == kinds.wsd and o.min_lr_ratio or 0
   return function(step)
     if step < o.warmup then
-      return o.lr * step / math.max(1, o.warmup)
+      return o.lr * (step / o.warmup * (1 - start) + start)
     end
     return o.lr * kind(step, o)
   end

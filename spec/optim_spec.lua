@@ -1,0 +1,312 @@
+local helper = require("spec.helper")
+local cjson = require("cjson")
+local fn = require("liger.fn")
+local optim = require("liger.optim")
+
+local GOLDEN = helper.golden_folder("losses/optim/")
+
+local function parameter(name, tensor, grad)
+  tensor:requires_grad_()
+  tensor.grad = grad
+  return { name = name, tensor = tensor }
+end
+
+local function set_grad(p, grad)
+  p.tensor.grad = helper.to(grad, "f32")
+end
+
+-- Every parameter, moment and master copy as new tensors.
+local function snapshot(optimizer)
+  local copies = {}
+  for _, s in ipairs(optimizer.states) do
+    for _, t in ipairs({ s.tensor, s.m, s.v, s.master or s.m }) do
+      copies[#copies + 1] = helper.to(t, t.dtype)
+    end
+  end
+  return copies
+end
+
+local function unchanged(before, optimizer)
+  for i, now in ipairs(snapshot(optimizer)) do
+    helper.same(now, before[i])
+  end
+end
+
+describe("adamw", function()
+  it("B85: decays matrices, not norms and biases", function()
+    local names = {
+      "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias",
+      "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_norm.weight", "model.norm.weight", "ln_f.weight",
+    }
+    local parameters = {}
+    for i, name in ipairs(names) do
+      local shape = i == 1 and { 2, 3 } or { 3 }
+      parameters[i] = parameter(name, fn.full(2, unpack(shape)), fn.zeros(unpack(shape)))
+    end
+    optim.adamw(parameters, { lr = 0.1, weight_decay = 0.5 }):step()
+    helper.close(parameters[1].tensor, { 1.9, 1.9, 1.9, 1.9, 1.9, 1.9 }, 1e-6)
+    for i = 2, #parameters do
+      helper.close(parameters[i].tensor, { 2, 2, 2 }, 0, names[i])
+    end
+    -- By name too, whatever the shape.
+    local odd = {}
+    for i, name in ipairs({ "a.input_layernorm.weight", "ln_f.weight", "q_proj.bias" }) do
+      odd[i] = parameter(name, fn.full(2, 2, 2), fn.zeros(2, 2))
+    end
+    optim.adamw(odd, { lr = 0.1, weight_decay = 0.5 }):step()
+    for i = 1, #odd do
+      helper.close(odd[i].tensor, { 2, 2, 2, 2 }, 0)
+    end
+  end)
+
+  it("B86: adds epsilon after the corrections of both moments", function()
+    for _, case in ipairs({ { 0.01, -5e-4 }, { 0, -1e-3 } }) do
+      local p = parameter("w", fn.zeros(1, "f64"), fn.full(0.01, 1, "f64"))
+      optim.adamw({ p }, { lr = 1e-3, eps = case[1], max_grad_norm = 0 }):step()
+      helper.close(p.tensor:to_table()[1] / case[2], 1, 1e-12)
+    end
+  end)
+
+  for _, name in ipairs({ "three_steps", "clipped", "schedule_no_decay" }) do
+    it("agrees with the recorded case " .. name, function()
+      local t, meta = helper.read_tensors(GOLDEN .. "adamw-" .. name .. ".safetensors")
+      local o = cjson.decode(meta.options)
+      local p = parameter("w.weight", helper.to(t["in.param"], "f32"))
+      local optimizer = optim.adamw({ p }, {
+        beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = o.weight_decay, max_grad_norm = o.max_norm or 0,
+      })
+      for step, lr in ipairs(o.lr) do
+        set_grad(p, t["in.grad" .. step])
+        local norm, updated = optimizer:step(lr)
+        assert.is_true(updated)
+        helper.close(p.tensor, t["out.param" .. step], 2e-6, "param")
+        if o.max_norm then
+          helper.close(norm, t["out.norm" .. step], 1e-6, "norm")
+        end
+        helper.close(p.tensor.grad, fn.zeros(unpack(p.tensor.shape)), 0, "gradient after the step")
+      end
+      helper.close(optimizer.states[1].m, t["out.exp_avg"], 2e-6, "m")
+      helper.close(optimizer.states[1].v, t["out.exp_avg_sq"], 2e-6, "v")
+      assert.equal(3, optimizer.steps)
+    end)
+  end
+
+  it("B95: skips a step whose norm is not finite; weights and moments keep their bits", function()
+    for _, bad in ipairs({ math.huge, -math.huge, 0 / 0 }) do
+      for _, dtype in ipairs({ "f32", "bf16" }) do
+        local parameters = {}
+        for i = 1, 3 do
+          parameters[i] = parameter("w" .. i, helper.normal(i, { 4, 5 }, dtype), helper.normal(10 + i, { 4, 5 }))
+        end
+        local optimizer = optim.adamw(parameters, { lr = 0.1, weight_decay = 0.1 })
+        assert.is_true(select(2, optimizer:step()))
+        local before = snapshot(optimizer)
+        for i = 1, 3 do
+          set_grad(parameters[i], helper.normal(20 + i, { 4, 5 }))
+        end
+        parameters[2].tensor.grad:data()[7] = bad
+        local norm, updated = optimizer:step()
+        assert.is_false(updated)
+        assert.is_false(norm < math.huge)
+        unchanged(before, optimizer)
+        assert.equal(1, optimizer.steps)
+        -- The bad gradient is gone, the next step is a good one.
+        set_grad(parameters[1], helper.normal(31, { 4, 5 }))
+        assert.is_true(select(2, optimizer:step()))
+        assert.equal(2, optimizer.steps)
+        assert.is_false(helper.is_same(helper.to(parameters[1].tensor, dtype), before[1]))
+      end
+    end
+  end)
+
+  it("B95: clips 100 gradients of 1e20 to 0.1 each", function()
+    local parameters = {}
+    for i = 1, 100 do
+      parameters[i] = parameter("w" .. i, fn.zeros(1), fn.full(1e20, 1))
+    end
+    local gradients = {}
+    for i, p in ipairs(parameters) do
+      gradients[i] = p.tensor.grad
+    end
+    local norm = optim.clip.global_norm(gradients)
+    helper.close(norm / 1e21, 1, 1e-6)
+    helper.close(1e20 * optim.clip.factor(norm, 1), 0.1, 1e-6)
+    local optimizer = optim.adamw(parameters, { max_grad_norm = 1, beta1 = 0.5 })
+    local _, updated = optimizer:step()
+    assert.is_true(updated)
+    helper.close(optimizer.states[1].m, { 0.05 }, 1e-6)
+    helper.close(optimizer.states[100].m, { 0.05 }, 1e-6)
+  end)
+
+  it("B95: leaves all alone when every gradient is 0", function()
+    local p = parameter("w", helper.normal(1, { 3 }), fn.zeros(3))
+    local before = helper.to(p.tensor, "f32")
+    local norm, updated = optim.adamw({ p }):step()
+    assert.equal(0, norm)
+    assert.is_true(updated)
+    helper.same(helper.to(p.tensor, "f32"), before)
+  end)
+
+  it("passes over parameters without a gradient", function()
+    local idle, busy = parameter("a", fn.ones(2, 2)), parameter("b", fn.ones(2, 2), fn.ones(2, 2))
+    optim.adamw({ idle, busy }, { lr = 0.1, weight_decay = 0.5 }):step()
+    helper.close(idle.tensor, { 1, 1, 1, 1 }, 0)
+    assert.is_true(busy.tensor:to_table()[1][1] < 1)
+  end)
+
+  it("keeps an fp32 master of bf16 weights, so that small updates add up", function()
+    local p = parameter("w", fn.ones(4, "bf16"))
+    local optimizer = optim.adamw({ p }, { lr = 1e-3, beta1 = 0, beta2 = 0, max_grad_norm = 0 })
+    for _ = 1, 20 do
+      set_grad(p, fn.ones(4))
+      optimizer:step()
+    end
+    -- An update of 0.001 is below half a step of bf16 at 1.
+    helper.close(optimizer.states[1].master, { 0.98, 0.98, 0.98, 0.98 }, 1e-5)
+    helper.same(helper.to(p.tensor, "bf16"), helper.to(optimizer.states[1].master, "bf16"))
+  end)
+
+  it("keeps f64 moments for f64 weights", function()
+    local p = parameter("w", fn.ones(4, "f64"), fn.ones(4, "f64"))
+    local optimizer = optim.adamw({ p })
+    assert.equal("f64", optimizer.states[1].m.dtype)
+    assert.is_nil(optimizer.states[1].master)
+  end)
+
+  it("forgets gradients when asked", function()
+    local p = parameter("w", fn.ones(2), fn.ones(2))
+    optim.adamw({ p, parameter("idle", fn.ones(1)) }):zero_grad()
+    helper.close(p.tensor.grad, { 0, 0 }, 0)
+  end)
+
+  it("refuses unknown options and values out of range", function()
+    local function refused(options, ...)
+      helper.raises(function()
+        optim.adamw({}, options)
+      end, ...)
+    end
+    refused({ learning_rate = 1 }, "adamw: unknown option learning_rate")
+    refused({ lr = -1 }, "adamw: lr is -1, wanted a number from 0")
+    refused({ lr = "1e-4" }, "adamw: lr is 1e-4")
+    refused({ lr = 0 / 0 }, "adamw: lr is")
+    refused({ lr = math.huge }, "adamw: lr is inf")
+    refused({ beta1 = 1 }, "adamw: beta1 is 1, wanted a number from 0 to below 1")
+    refused({ beta2 = 1 }, "adamw: beta2 is 1")
+    refused({ beta2 = -0.1 }, "adamw: beta2 is -0.1")
+    refused({ eps = -1 }, "adamw: eps is -1")
+    refused({ weight_decay = -1 }, "adamw: weight_decay is -1")
+    refused({ max_grad_norm = -1 }, "adamw: max_grad_norm is -1")
+  end)
+end)
+
+describe("clipping", function()
+  for _, name in ipairs({ "above", "below", "zero" }) do
+    it("agrees with the recorded case " .. name, function()
+      local t, meta = helper.read_tensors(GOLDEN .. "clip_grad_norm-" .. name .. ".safetensors")
+      local gradients, i = {}, 0
+      while t["in.grad" .. i] do
+        gradients[i + 1] = t["in.grad" .. i]
+        i = i + 1
+      end
+      local norm = optim.clip.global_norm(gradients)
+      helper.close(norm, t["out.norm"], 1e-6)
+      local factor = optim.clip.factor(norm, cjson.decode(meta.options).max_norm)
+      for k, grad in ipairs(gradients) do
+        helper.close(grad * factor, t["out.clipped_grad" .. k - 1], 1e-6)
+      end
+    end)
+  end
+
+  it("is off at 0", function()
+    assert.equal(1, optim.clip.factor(1e9, 0))
+  end)
+
+  it("B95: refuses a negative norm, and one that is no number", function()
+    for _, bad in ipairs({ -1, 0 / 0 }) do
+      helper.raises(function()
+        optim.clip.factor(1, bad)
+      end, "clip: max_grad_norm is", "wanted 0 (off) or more")
+    end
+  end)
+end)
+
+describe("a schedule", function()
+  local names = {
+    "constant_with_warmup", "cosine", "cosine_with_min_lr", "inverse_sqrt", "linear", "linear_no_warmup", "polynomial", "wsd",
+    "wsd_linear_floor",
+  }
+  for _, name in ipairs(names) do
+    it("agrees with the recorded case " .. name, function()
+      local t, meta = helper.read_tensors(GOLDEN .. "schedule-" .. name .. ".safetensors")
+      local o = cjson.decode(meta.options)
+      local rate = optim.schedule(o.schedule, {
+        lr = o.lr, steps = o.total_steps, warmup = o.warmup_steps,
+        min_lr_ratio = o.min_lr_ratio or o.min_lr and o.min_lr / o.lr, lr_end = o.lr_end, power = o.power,
+        decay_steps = o.decay_steps, decay_type = o.decay_type, stable_steps = o.stable_steps,
+      })
+      local got = {}
+      for step = 1, o.steps do
+        got[step] = rate(step - 1)
+      end
+      helper.close(got, t["out.lr"], 1e-12)
+    end)
+  end
+
+  it("B90: linear falls by one tenth a step over ten steps", function()
+    for _, warmup in ipairs({ 0, 2 }) do
+      local rate = optim.schedule("linear", { lr = 1e-5, steps = 10, warmup = warmup })
+      -- The rate of a step is a function of its number alone: a resumed run goes on where the straight one is.
+      local again = optim.schedule("linear", { lr = 1e-5, steps = 10, warmup = warmup })
+      for k = 6, 10 do
+        assert.equal(rate(k - 1), again(k - 1))
+      end
+      if warmup == 0 then
+        for k = 1, 10 do
+          helper.close(rate(k - 1) / (1e-5 * (11 - k) / 10), 1, 1e-12)
+        end
+      end
+    end
+  end)
+
+  it("takes a warm-up below 1 as a share of the steps", function()
+    local rate = optim.schedule("constant", { lr = 1, steps = 30, warmup = 0.1 })
+    helper.close({ rate(0), rate(1), rate(2), rate(3) }, { 0, 1 / 3, 2 / 3, 1 }, 1e-12)
+  end)
+
+  it("stays finite at the odd ends", function()
+    for _, name in ipairs({ "constant", "linear", "cosine", "inverse_sqrt", "polynomial", "wsd" }) do
+      for _, options in ipairs({ { steps = 1 }, { steps = 5, warmup = 5 }, { steps = 5, lr = 0 }, { steps = 3, warmup = 9 } }) do
+        local rate = optim.schedule(name, options)
+        for step = 0, 12 do
+          local lr = rate(step)
+          assert.is_true(lr >= 0 and lr < 1, name .. " at " .. step)
+        end
+      end
+    end
+  end)
+
+  it("falls like a line, a cosine or a root", function()
+    local function middle(decay_type)
+      return optim.schedule("wsd", { lr = 1, steps = 8, decay_steps = 8, decay_type = decay_type })(2)
+    end
+    helper.close(middle("linear"), 0.75, 1e-12)
+    helper.close(middle("cosine"), 0.5 * (1 + math.cos(math.pi / 4)), 1e-12)
+    helper.close(middle("1-sqrt"), 0.5, 1e-12)
+  end)
+
+  it("refuses what it does not know", function()
+    local function refused(name, options, ...)
+      helper.raises(function()
+        optim.schedule(name, options)
+      end, ...)
+    end
+    refused("triangle", {}, "schedule: name is triangle, wanted constant, linear")
+    refused("linear", { num_steps = 3 }, "schedule: unknown option num_steps")
+    refused("linear", { lr = -1 }, "schedule: lr is -1, wanted a number from 0")
+    refused("linear", { lr = "1" }, "schedule: lr is 1, wanted a number")
+    refused("linear", { steps = 0 }, "schedule: steps is 0, wanted a number from 1")
+    refused("linear", { warmup = -1 }, "schedule: warmup is -1")
+    refused("wsd", { decay_type = "exp" }, "schedule: decay_type is exp, wanted cosine, linear or 1-sqrt")
+    refused("wsd", { stable_steps = "x" }, "schedule: stable_steps is x")
+  end)
+end)
