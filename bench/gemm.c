@@ -283,8 +283,11 @@ static void time_row(lg_context *ctx, const char *kind, int64_t m, int64_t n, in
 int main(int argc, char **argv) {
     lg_context ctx = {0};
     const char *mode = argc > 1 ? argv[1] : "", *filter = argc > 2 ? argv[2] : NULL;
-    if (strcmp(mode, "time") != 0 && check(&ctx) != 0) return 1;
-    if (strcmp(mode, "check") == 0) return 0;
+    int64_t failures = strcmp(mode, "time") == 0 ? 0 : check(&ctx);
+    if (failures || strcmp(mode, "check") == 0) {
+        free(ctx.scratch);
+        return failures != 0;
+    }
     ctx.threads = 0;
     cblas[OPENBLAS] = (sgemm *)open_symbol("libopenblas.so.0", "cblas_sgemm");
     cblas[BLIS] = (sgemm *)open_symbol("libblis.so.4", "cblas_sgemm");
