@@ -1,6 +1,7 @@
 local helper = require("spec.helper")
 local cjson = require("cjson")
 local model_module = require("liger.model")
+local tokenizer_module = require("liger.data.tokenizer")
 local weights = require("liger.model.weights")
 
 local root
@@ -10,22 +11,27 @@ local function quoted(word)
 end
 
 -- Runs the program in the folder of this spec; its output (stderr too) and exit status.
-local function liger(...)
+local function liger_reading(input, ...)
   local words = {}
   for i, word in ipairs({ ... }) do
     words[i] = quoted(word)
   end
   local program = quoted(os.getenv("PWD") .. "/build/liger")
-  local line = ("cd %s && %s %s 2>&1 </dev/null; echo $?"):format(
+  local line = ("cd %s && %s %s 2>&1 <%s; echo $?"):format(
     quoted(root),
     program,
-    table.concat(words, " ")
+    table.concat(words, " "),
+    quoted(input)
   )
   local pipe = io.popen(line)
   local text = pipe:read("*a")
   pipe:close()
   local output, status = text:match("^(.-)(%d+)\n$")
   return output, tonumber(status)
+end
+
+local function liger(...)
+  return liger_reading("/dev/null", ...)
 end
 
 local function write(name, text)
@@ -73,15 +79,13 @@ end
 ]]
 
 describe("liger", function()
-  setup(function()
-    root = os.tmpname()
-    os.remove(root)
-    os.execute("mkdir -p " .. quoted(root .. "/model"))
-    write("recipe.lua", recipe)
+  -- A random model in a folder of that name.
+  local function make_model(name, vocab)
+    os.execute("mkdir -p " .. quoted(root .. "/" .. name))
     local config = {
       architectures = { "LlamaForCausalLM" },
       model_type = "llama",
-      vocab_size = 20,
+      vocab_size = vocab,
       hidden_size = 8,
       intermediate_size = 16,
       num_hidden_layers = 2,
@@ -91,9 +95,18 @@ describe("liger", function()
       rms_norm_eps = 1e-6,
       tie_word_embeddings = true,
     }
-    write("model/config.json", cjson.encode(config))
+    write(name .. "/config.json", cjson.encode(config))
     local model = model_module.from_config(config):init(1, 0.5)
-    weights.save(model, root .. "/model/model.safetensors")
+    weights.save(model, ("%s/%s/model.safetensors"):format(root, name))
+  end
+
+  setup(function()
+    root = os.tmpname()
+    os.remove(root)
+    make_model("model", 20)
+    make_model("bytes", 256) -- with a tokenizer whose ids are bytes
+    tokenizer_module.bytes():save(root .. "/bytes")
+    write("recipe.lua", recipe)
   end)
 
   teardown(function()
@@ -295,9 +308,20 @@ in every recipe:
       local mean = (scored.logp[1] + scored.logp[2]) / 2
       local output = liger("score", "model", "--ids", "1,2,3")
       local row = ("      2         %9.4f  %8.4f\n"):format(scored.logp[1], scored.entropy[1])
-      assert.is_truthy(output:find("     id  token       logp   entropy\n      1\n" .. row, 1, true))
+      local head = "     id  token       logp   entropy\n      1\n"
+      assert.are.equal(head .. row, output:sub(1, #head + #row))
       local last = ("mean logp %.4f  perplexity %.5g  tokens 2\n"):format(mean, math.exp(-mean))
       assert.are.equal(last, output:sub(-#last))
+    end)
+
+    it("encodes a text and shows its tokens", function()
+      local by_ids = liger("score", "bytes", "--ids", "72,105,33", "--json")
+      assert.are.equal(by_ids, (liger("score", "bytes", "Hi!", "--json")))
+      write("text", "Hi!\n")
+      assert.are.equal(by_ids, (liger_reading("text", "score", "bytes", "-", "--json")))
+      local output = liger("score", "bytes", "a\n\"")
+      assert.is_truthy(output:find('\n     97  "a"\n     10  "\\n"   ', 1, true))
+      assert.is_truthy(output:find('\n     34  "\\""  ', 1, true))
     end)
 
     it("says what is wrong", function()
@@ -352,7 +376,38 @@ in every recipe:
       assert.are.equal(61, #result.ids)
     end)
 
+    it("prints the text, whole characters as they come", function()
+      local args = { "generate", "bytes", "Hi", "--max-new", "40", "--seed", "3" }
+      local text, status = liger(unpack(args))
+      assert.are.equal(0, status)
+      args[#args + 1] = "--json"
+      local result = cjson.decode((liger(unpack(args))))
+      assert.are.equal(40, #result.ids)
+      assert.are.equal(result.text .. "\n", text)
+      write("text", "Hi\n")
+      args[3] = "-"
+      assert.are.same(result, cjson.decode((liger_reading("text", unpack(args)))))
+    end)
+
+    it("answers by the chat template", function()
+      local message = "bytes: no chat template, wanted a prompt without --chat"
+      fails(1, message, "generate", "bytes", "Hi", "--chat")
+      write(
+        "bytes/chat_template.jinja",
+        "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+          .. "{% if add_generation_prompt %}>{% endif %}"
+      )
+      local options = { "--json", "--max-new", "10" }
+      local plain = liger("generate", "bytes", "user:Hi;>", unpack(options))
+      assert.are.equal(plain, (liger("generate", "bytes", "--chat", "Hi", unpack(options))))
+      plain = liger("generate", "bytes", "system:be;user:Hi;>", unpack(options))
+      local args = { "generate", "bytes", "Hi", "--chat", "--system", "be", unpack(options) }
+      assert.are.equal(plain, (liger(unpack(args))))
+      os.remove(root .. "/bytes/chat_template.jinja")
+    end)
+
     it("says what is wrong", function()
+      fails(1, "generate: the prompt is empty", "generate", "bytes", "")
       fails(1, "model: no tokenizer.json, use --ids", "generate", "model", "hello")
       fails(2, "generate: no PROMPT; `liger generate --help`", "generate", "model")
       fails(
@@ -402,6 +457,14 @@ size on disk   0.0 MiB
       assert.is_false(facts.chat_template)
     end)
 
+    it("knows the tokenizer and the chat template", function()
+      write("bytes/chat_template.jinja", "x")
+      local facts = cjson.decode((liger("info", "bytes", "--json")))
+      assert.are.equal("BPE", facts.tokenizer)
+      assert.is_true(facts.chat_template)
+      os.remove(root .. "/bytes/chat_template.jinja")
+    end)
+
     it("says what is wrong", function()
       fails(1, "gone: no such file and no folder with config.json", "info", "gone")
       fails(
@@ -417,4 +480,23 @@ size on disk   0.0 MiB
       assert.is_truthy(output:find("^liger: bad/config.json: no JSON object: "))
     end)
   end)
+
+  -- A real model, where there is one.
+  local smollm2 = os.getenv("LIGER_SMOLLM2")
+  local golden = helper.golden_folder("smollm2") .. "/golden.json"
+  if smollm2 and smollm2 ~= "" and helper.exists(golden) then
+    it("scores and continues as transformers does", function()
+      local prompt = cjson.decode(helper.read(golden)).prompts[1]
+      local scored = cjson.decode((liger("score", smollm2, prompt.text, "--json")))
+      assert.are.same(prompt.ids, scored.ids)
+      for i = 1, #prompt.ids - 1 do
+        helper.close(scored.logp[i], prompt.next_logp[i], 1e-4)
+        helper.close(scored.entropy[i], prompt.entropy[i], 1e-4)
+      end
+      local n = tostring(#prompt.greedy_ids)
+      local args = { "generate", smollm2, prompt.text, "--greedy", "--max-new", n }
+      assert.are.equal(prompt.greedy_text .. "\n", (liger(unpack(args))))
+      assert.is_truthy((liger("info", smollm2)):find("parameters     134,515,008\n", 1, true))
+    end)
+  end
 end)

@@ -41,8 +41,7 @@ local function chat_ids(tokenizer, prompt, values)
     messages[1] = { role = "system", content = values.system }
   end
   messages[#messages + 1] = { role = "user", content = prompt }
-  local text = tokenizer:chat(messages, { add_generation_prompt = true })
-  return tokenizer:encode(text, { special = false })
+  return tokenizer:encode(tokenizer:apply_chat_template(messages, { add_generation_prompt = true }))
 end
 
 local function prompt_ids(model, tokenizer, words, values)
@@ -53,9 +52,12 @@ local function prompt_ids(model, tokenizer, words, values)
   local prompt = model_cli.read_text(words[2])
   local ids
   if values.chat then
+    if not tokenizer.chat_template then
+      model_cli.fail(words[1] .. ": no chat template, wanted a prompt without --chat")
+    end
     ids = chat_ids(tokenizer, prompt, values)
   else
-    ids = tokenizer:encode(prompt)
+    ids = tokenizer:encode(prompt, { special = true })
   end
   if #ids == 0 then
     model_cli.fail("generate: the prompt is empty")
@@ -73,7 +75,7 @@ local function tokens_left(model, prompt, max_new)
 end
 
 local function printer(tokenizer)
-  local stream = tokenizer and tokenizer:stream()
+  local stream = tokenizer and tokenizer:stream({ skip_special = true })
   return function(_, id)
     io.write(stream and stream:push(id) or id .. " ")
     io.flush()
@@ -111,7 +113,7 @@ function M.main(args, globals)
   if at_end then
     at_end()
   else
-    local text = tokenizer and tokenizer:decode(result.ids) or ""
+    local text = tokenizer and tokenizer:decode(result.ids, { skip_special = true }) or ""
     local line = { ids = result.ids, logp = result.logp, text = text }
     io.write(require("liger.data.json").encode(line, 9), "\n")
   end

@@ -27,7 +27,7 @@ local function shown(tokenizer, id)
   if not tokenizer then
     return ""
   end
-  return (("%q"):format(tokenizer:decode({ id }, { skip_special = false })):gsub("\\\n", "\\n"))
+  return (("%q"):format(tokenizer:decode({ id })):gsub("\\\n", "\\n"))
 end
 
 local function print_table(ids, scored, tokenizer)
@@ -60,7 +60,7 @@ function M.main(args, globals)
     ids = model_cli.read_ids(values.ids, model)
   else
     model_cli.need_tokenizer(tokenizer, words[1])
-    ids = tokenizer:encode(model_cli.read_text(words[2]))
+    ids = tokenizer:encode(model_cli.read_text(words[2]), { special = true })
   end
   if #ids < 2 then
     model_cli.fail(("score: %d tokens, wanted at least two"):format(#ids))
