@@ -47,11 +47,18 @@ static double exponentials(float *s, int64_t n, float *max) {
     return sum;
 }
 
-/* ws->y[r] = attention of ws->q[r] over the first n[r] packed keys, n ascending; lse may be NULL. */
-static void attend(const workspace *ws, int64_t rows, const int64_t *n, int64_t D, float scale, double *lse) {
+/* ws->y[r] = attention of row i + r of q over the first n[r] packed keys, n ascending; lse may be NULL. */
+static void attend(const workspace *ws, const head_rows *q, int64_t i, int64_t rows, const int64_t *n, int64_t D,
+                   float scale, double *lse) {
     const int64_t width = round_up16(D);
     float inverse[TILE_ROWS];
-    tile_scores(ws->q, width, rows, ws->k_panels, n[rows - 1], D, scale, ws->s, ws->num_s);
+    if (q->dtype == LG_F32) {
+        tile_scores((const float *)q->data + head_row(q, i), q->stride, rows, ws->k_panels, n[rows - 1], D, scale,
+                    ws->s, ws->num_s);
+    } else {
+        pack_rows(q, i, rows, D, ws->q);
+        tile_scores(ws->q, width, rows, ws->k_panels, n[rows - 1], D, scale, ws->s, ws->num_s);
+    }
     for (int64_t r = 0; r < rows; r++) {
         float max;
         const double sum = exponentials(ws->s + r * ws->num_s, n[r], &max);
@@ -112,8 +119,7 @@ static void attention_block(const workspace *ws, const lg_tensor *q, const lg_te
             int64_t n[TILE_ROWS];
             double row_lse[TILE_ROWS];
             for (int64_t r = 0; r < rows; r++) n[r] = causal ? i + r + 1 : T;
-            pack_rows(&q_rows, i, rows, D, ws->q);
-            attend(ws, rows, n, D, scale, row_lse);
+            attend(ws, &q_rows, i, rows, n, D, scale, row_lse);
             for (int64_t r = 0; r < rows; r++) {
                 store_head(ws, r, y, first + i + r, h);
                 ((float *)lse->data)[(first + i + r) * H + h] = (float)row_lse[r];
@@ -238,8 +244,7 @@ lg_status cpu_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_ten
             const int64_t n[TILE_ROWS] = {num_keys, num_keys, num_keys, num_keys};
             head_rows q_rows = head_rows_of(q, b, h);
             q_rows.stride = q->stride[1];
-            pack_rows(&q_rows, 0, rows, D, ws.q);
-            attend(&ws, rows, n, D, (float)scale, NULL);
+            attend(&ws, &q_rows, 0, rows, n, D, (float)scale, NULL);
             for (int64_t r = 0; r < rows; r++) store_head(&ws, r, y, b, h + r);
         }
     }

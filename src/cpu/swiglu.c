@@ -6,7 +6,7 @@ enum { BLOCK = 512 };
 
 /* 1 / (1 + e^-x); e is e^-|x|, which does not overflow. */
 static inline f32x16 sigmoid16(f32x16 x) {
-    const f32x16 e = exp16_negative(select16(x < 0.0f, x, -x));
+    const f32x16 e = exp16_negative(-max16(x, -x));
     return select16(x < 0.0f, e, splat16(1.0f)) / (e + 1.0f);
 }
 

@@ -61,8 +61,13 @@ static inline f32x16 select16(i32x16 mask, f32x16 a, f32x16 b) {
     return (f32x16)((mask & (i32x16)a) | (~mask & (i32x16)b));
 }
 
+/* a > b ? a : b, which is b where either is NaN. */
 static inline f32x16 max16(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
     return select16(a > b, a, b);
+#endif
 }
 
 /* e^x within 1 ulp where the result is a normal number; 0 for -inf, inf on overflow, NaN for NaN.
@@ -95,7 +100,7 @@ static inline float exp_f32(float x) {
 
 /* e^x of x <= 0, for softmax: the same polynomial; results below the normal numbers are 0. */
 static inline f32x16 exp16_negative(f32x16 x) {
-    x = select16(x < -88.0f, splat16(-88.0f), x); /* n is -127 there, and 2^n becomes the bits of 0 */
+    x = max16(splat16(-88.0f), x); /* n is -127 there, and 2^n becomes the bits of 0 */
     const f32x16 shifted = x * 0x1.715476p+0f + 0x1.8p23f;
     const f32x16 n = shifted - 0x1.8p23f;
     f32x16 r = n * -0x1.62e400p-1f + x;
