@@ -70,6 +70,9 @@ end
 ---@param dtype string
 ---@return liger.Decoder
 function M.new(shape, config, dtype)
+  if shape.head_dim % 2 ~= 0 then
+    lib.raise(("config: head size is %g, wanted an even whole number"):format(shape.head_dim))
+  end
   if shape.heads % shape.kv_heads ~= 0 then
     lib.raise(("config: %d heads over %d key/value heads, wanted a multiple"):format(shape.heads, shape.kv_heads))
   end
@@ -170,7 +173,7 @@ function Decoder:cross_entropy(batch, scale)
   return fn.linear_cross_entropy(self:hidden(batch), self.weights.head, batch.target, { scale = scale })
 end
 
---- Logits of one sequence of ids (a Lua array) or of a packed batch.
+--- Logits of one sequence of ids (a Lua array) or of a packed batch; they take no gradient.
 ---@return liger.Tensor [N,V] fp32
 function Decoder:logits(ids)
   local batch = ids.ids and ids or pack.sequences({ ids })

@@ -51,13 +51,32 @@ end
 
 local NEEDED = { "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size" }
 
--- Settings that would change the result if they were passed over.
+local OPTIONAL = { "num_key_value_heads", "head_dim", "max_position_embeddings" }
+local BOOLEANS = { "tie_word_embeddings", "attention_bias", "mlp_bias" }
+
+-- Types, and settings that would change the result if they were passed over.
 local function check_config(config, path)
-  for _, key in ipairs(NEEDED) do
+  local function whole(key, optional)
     local value = config[key]
-    if type(value) ~= "number" or value < 1 or value % 1 ~= 0 or value > 2 ^ 31 then
+    if not (optional and value == nil) and (type(value) ~= "number" or value < 1 or value % 1 ~= 0 or value > 2 ^ 31) then
       lib.raise(("%s: %s is %s, wanted a whole number from 1"):format(path, key, tostring(value)))
     end
+  end
+  for _, key in ipairs(NEEDED) do
+    whole(key)
+  end
+  for _, key in ipairs(OPTIONAL) do
+    whole(key, true)
+  end
+  for _, key in ipairs(BOOLEANS) do
+    local value = config[key]
+    if value ~= nil and type(value) ~= "boolean" then
+      lib.raise(("%s: %s is %s, wanted true or false"):format(path, key, tostring(value)))
+    end
+  end
+  local eps = config.rms_norm_eps
+  if eps ~= nil and (type(eps) ~= "number" or not (eps > 0 and eps < math.huge)) then
+    lib.raise(("%s: rms_norm_eps is %s, wanted a number above 0"):format(path, tostring(eps)))
   end
   local act = config.hidden_act
   if act and act ~= "silu" then
@@ -114,8 +133,11 @@ local function load_folder(path, dtype)
   local files = {}
   local shards = read_json(path .. "/model.safetensors.index.json")
   if shards then
-    local seen = {}
-    for _, name in pairs(shards.weight_map or {}) do
+    local seen, map = {}, shards.weight_map
+    if type(map) ~= "table" then
+      lib.raise(("%s/model.safetensors.index.json: weight_map is a %s, wanted an object"):format(path, type(map)))
+    end
+    for _, name in pairs(map) do
       if not seen[name] then
         seen[name] = true
         files[#files + 1] = { path = path .. "/" .. name }
@@ -201,13 +223,17 @@ end
 ---@param folder string       made when it is not there
 ---@param tokenizer? liger.Tokenizer
 function M.save(model, folder, tokenizer)
-  lib.check(lib.C.lg_sys_make_folders(lib.ctx, folder))
+  local code = lib.C.lg_sys_make_folders(folder)
+  if code ~= 0 then
+    lib.raise(("%s: cannot be made: %s"):format(folder, ffi.string(lib.C.lg_sys_error(code))))
+  end
   weights.save(model, folder .. "/model.safetensors")
   local config = {}
   for key, value in pairs(model.config) do
     config[key] = value
   end
-  config.torch_dtype = ({ f32 = "float32", bf16 = "bfloat16", f64 = "float64" })[model.dtype]
+  -- Newer files spell it dtype.
+  config[config.dtype and "dtype" or "torch_dtype"] = ({ f32 = "float32", bf16 = "bfloat16", f64 = "float64" })[model.dtype]
   write_file(folder .. "/config.json", cjson.encode(config) .. "\n")
   if tokenizer and tokenizer.files then
     for name, text in pairs(tokenizer:files()) do
