@@ -147,7 +147,8 @@ function M.to(x, dtype)
   return y
 end
 
---- x with its values in rows further apart: the last dimension dense, the row before it strided.
+--- x with its values in rows further apart: the last dimension dense, the row before it strided. Also gives the whole room, which
+--- is -7 elsewhere.
 function M.strided(x, gap)
   local shape, strides, stride = {}, {}, 1
   for i = #x.shape, 1, -1 do
@@ -157,7 +158,7 @@ function M.strided(x, gap)
   local room = Tensor.empty({ stride + gap }, x.dtype):fill_(-7)
   local y = Tensor.view_of(room, 1, shape, strides)
   lib.check(C.lg_copy(lib.ctx, x.raw, y.raw))
-  return y
+  return y, room
 end
 
 --- i32 tensor from numbers.

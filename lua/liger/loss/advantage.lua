@@ -129,10 +129,9 @@ function M.compute(rewards, options)
       zero = zero + 1
     end
   end
-  local reported = moments(stds)
+  -- TRL reports the whole batch's deviation, whatever the advantages are scaled by.
+  local _, reported = moments(totals)
   if scale == "batch" then
-    local _
-    _, reported = moments(totals)
     zero = reported == 0 and #stds or 0
   end
   return advantages, {

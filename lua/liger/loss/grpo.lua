@@ -132,25 +132,15 @@ function M.token_loss(batch, logp, options)
   return loss, { ratio = capped:detach(), kl = kl and kl:detach() }
 end
 
---- Numbers for the log: sums over the tokens that count, to be added up over micro-batches and given to `metrics`. Clipping is
---- counted where it binds: low where r < 1 - epsilon and A < 0, high where r > 1 + epsilon_high and A > 0.
----@param batch table
----@param entropy liger.Tensor [K]
----@param parts table          what token_loss returned
----@param options table
----@param sums? table          of the micro-batches before
----@return table sums
-function M.sums(batch, entropy, parts, options, sums)
-  sums = sums or { tokens = 0, entropy = 0, kl = 0, low = 0, high = 0, low_min = 1, high_max = 0 }
-  local mask, advantage = batch.mask:data(), batch.advantage:data()
-  local ratio, entropies = parts.ratio:data(), entropy:data()
-  local kl = parts.kl and parts.kl:data()
+-- Counts of one sequence's tokens, its entropy and KL added to the sums.
+local function count_sequence(sums, first, last, values, options)
+  local mask, ratio, advantage = values.mask, values.ratio, values.advantage
   local tokens, low, high = 0, 0, 0
-  for k = 0, batch.mask:numel() - 1 do
+  for k = first, last do
     if mask[k] ~= 0 then
       tokens = tokens + 1
-      sums.entropy = sums.entropy + entropies[k]
-      sums.kl = sums.kl + (kl and kl[k] or 0)
+      sums.entropy = sums.entropy + values.entropy[k]
+      sums.kl = sums.kl + (values.kl and values.kl[k] or 0)
       if ratio[k] < 1 - options.epsilon and advantage[k] < 0 then
         low = low + 1
       elseif ratio[k] > 1 + options.epsilon_high and advantage[k] > 0 then
@@ -158,10 +148,34 @@ function M.sums(batch, entropy, parts, options, sums)
       end
     end
   end
-  sums.tokens, sums.low, sums.high = sums.tokens + tokens, sums.low + low, sums.high + high
-  if tokens > 0 then
-    sums.low_min = math.min(sums.low_min, low / tokens)
-    sums.high_max = math.max(sums.high_max, high / tokens)
+  return tokens, low, high
+end
+
+--- Numbers for the log: sums over the tokens that count, to be added up over micro-batches and given to `metrics`. Clipping is
+--- counted where it binds: low where r < 1 - epsilon and A < 0, high where r > 1 + epsilon_high and A > 0. low_min and high_max are
+--- over sequences.
+---@param batch table
+---@param entropy liger.Tensor [K]
+---@param parts table          what token_loss returned
+---@param options table
+---@param sums? table          of the micro-batches before
+---@return table sums
+function M.sums(batch, entropy, parts, options, sums)
+  sums = sums or { tokens = 0, sequences = 0, entropy = 0, kl = 0, low = 0, high = 0, low_min = 1, high_max = 0 }
+  local values = {
+    mask = batch.mask:data(), advantage = batch.advantage:data(),
+    ratio = parts.ratio:data(), entropy = entropy:data(), kl = parts.kl and parts.kl:data(),
+  }
+  local start, whole = batch.completion_cu:data(), options.importance_sampling_level == "sequence"
+  for s = 0, batch.completion_cu:numel() - 2 do
+    local tokens, low, high = count_sequence(sums, start[s], start[s + 1] - 1, values, options)
+    local n = math.max(tokens, 1)
+    sums.tokens, sums.sequences = sums.tokens + tokens, sums.sequences + 1
+    -- A ratio of the sequence counts once, whatever its length.
+    sums.low = sums.low + (whole and low / n or low)
+    sums.high = sums.high + (whole and high / n or high)
+    sums.low_min = math.min(sums.low_min, low / n)
+    sums.high_max = math.max(sums.high_max, high / n)
   end
   return sums
 end
@@ -173,16 +187,17 @@ end
 function M.metrics(sums, options)
   local tokens = sums and sums.tokens or 0
   if tokens == 0 then
-    sums, tokens = { entropy = 0, kl = 0, low = 0, high = 0, low_min = 0, high_max = 0 }, 1
+    sums, tokens = { sequences = 1, entropy = 0, kl = 0, low = 0, high = 0, low_min = 0, high_max = 0 }, 1
   end
+  local clips = options.importance_sampling_level == "sequence" and sums.sequences or tokens
   return {
     entropy = sums.entropy / tokens,
     kl = options.beta > 0 and sums.kl / tokens or nil,
-    ["clip_ratio/low_mean"] = sums.low / tokens,
+    ["clip_ratio/low_mean"] = sums.low / clips,
     ["clip_ratio/low_min"] = sums.low_min,
-    ["clip_ratio/high_mean"] = sums.high / tokens,
+    ["clip_ratio/high_mean"] = sums.high / clips,
     ["clip_ratio/high_max"] = sums.high_max,
-    ["clip_ratio/region_mean"] = (sums.low + sums.high) / tokens,
+    ["clip_ratio/region_mean"] = (sums.low + sums.high) / clips,
   }
 end
 
