@@ -52,14 +52,14 @@ local function same_number(a, b)
   return a == b or (a ~= a and b ~= b)
 end
 
---- The largest difference over the largest magnitude of what is wanted (a single number: over at least 1). Infinities and NaN must
---- stand where they are wanted.
+--- The largest difference over the largest magnitude of what is wanted, at least `least` (default 0; a single number: 1).
+--- Infinities and NaN must stand where they are wanted.
 ---@return number error
 ---@return integer index  of the largest difference, from 1
-function M.difference(got, wanted)
+function M.difference(got, wanted, least)
   local a, b = M.values(got), M.values(wanted)
   assert(#a == #b, ("%d values, wanted %d"):format(#a, #b))
-  local scale, worst, at = #b == 1 and 1 or 0, 0, 1
+  local scale, worst, at = least or #b == 1 and 1 or 0, 0, 1
   for i = 1, #b do
     local size = math.abs(b[i])
     if size < math.huge and size > scale then
@@ -81,9 +81,10 @@ end
 --- Fails unless `got` agrees with `wanted` (tensors, numbers or tables) by M.difference.
 ---@param tolerance? number  default 1e-6
 ---@param what? string       named in the failure
-function M.close(got, wanted, tolerance, what)
+---@param least? number      see M.difference
+function M.close(got, wanted, tolerance, what, least)
   tolerance = tolerance or 1e-6
-  local error, at = M.difference(got, wanted)
+  local error, at = M.difference(got, wanted, least)
   if not (error <= tolerance) then
     assert(
       false,
