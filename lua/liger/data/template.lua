@@ -315,9 +315,9 @@ local rules = {
   sum = fold(V("joined"), one_of("+", "-") - tag_end),
   joined = fold(V("product"), one_of("~")),
   product = fold(V("power"), one_of("//", "/", "*", "%") - P("%}") - P("**")),
-  power = fold(V("signed"), one_of("**")),
-  signed = C(S("+-")) * space * V("signed") / unary + V("filtered"),
-  filtered = Cf(V("value") * Cg(V("suffix") + V("pipe") + V("is")) ^ 0, apply_postfix),
+  power = fold(V("filtered"), one_of("**")),
+  filtered = Cf(V("operand") * Cg(V("pipe") + V("is") + V("suffix")) ^ 0, apply_postfix),
+  operand = C(S("+-")) * space * V("operand") / unary + V("plain"),
   plain = Cf(V("value") * Cg(V("suffix")) ^ 0, apply_postfix),
   suffix = symbol(".") * Cc("attribute") * (any_name + C(digits) * space / tonumber)
     + symbol("[") * V("index") * symbol("]")

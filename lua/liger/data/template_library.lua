@@ -181,7 +181,7 @@ function strings.capitalize(_, s)
 end
 
 function strings.title(_, s)
-  return (s:lower():gsub("%a+", strings.capitalize):gsub("%a[%a\128-\255]*", function(word)
+  return (s:lower():gsub("%a[%a\128-\255]*", function(word)
     return word:sub(1, 1):upper() .. word:sub(2)
   end))
 end

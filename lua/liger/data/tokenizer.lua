@@ -558,6 +558,12 @@ function Tokenizer:apply_chat_template(messages, options)
   return find_template(self, options and options.template, has_tools):render(variables)
 end
 
+--- The tokenizer's files (tokenizer.json and what belongs to it) as texts by name.
+---@return table<string, string>
+function Tokenizer:files()
+  return self._files
+end
+
 --- Writes the tokenizer's files (tokenizer.json and what belongs to it) into a folder that exists.
 ---@param folder string
 function Tokenizer:save(folder)
