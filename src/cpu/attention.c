@@ -1,19 +1,23 @@
-/* Attention: forward over packed sequences, and decode of one position over a paged cache. Both pack keys and values and call
- * attend(), so a position's result has the same bits in either. */
+/* Attention: forward over packed sequences, and decode of one position over a paged cache. Both
+ * pack keys and values and call attend(), so a position's result has the same bits in either. */
 #include "attention.h"
 
-enum { BLOCK_QUERIES = 128 }; /* queries a task: enough to pay for packing the keys, few enough to share long sequences */
+enum {
+    BLOCK_QUERIES = 128, /* queries a task: enough to pay for packing the keys */
+    QUERIES = 16,    /* queries that read a chunk of keys from the cache together */
+    CHUNK_KEYS = 64, /* values a chunk: 16 KiB at a head size of 64 */
+};
 
 /* Keys and values of one head, packed, and room for the work on them. */
 typedef struct workspace {
-    float *k_panels, *v;  /* pack_panels, pack_rows */
-    float *q, *s, *y;     /* TILE_ROWS rows each: D, keys, D */
-    int64_t num_s;        /* room of a row of s */
+    float *k_panels, *v; /* pack_panels, pack_rows */
+    float *q, *s, *y;    /* QUERIES rows each: D, keys, D */
+    int64_t num_s;       /* room of a row of s */
 } workspace;
 
 static int64_t workspace_floats(int64_t longest, int64_t D) {
     const int64_t n = round_up16(longest), width = round_up16(D);
-    return 2 * n * width + TILE_ROWS * (n + 2 * width);
+    return 2 * n * width + QUERIES * (n + 2 * width);
 }
 
 static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
@@ -21,12 +25,13 @@ static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
     workspace ws = {.k_panels = memory, .num_s = n};
     ws.v = ws.k_panels + n * width;
     ws.q = ws.v + n * width;
-    ws.y = ws.q + TILE_ROWS * width;
-    ws.s = ws.y + TILE_ROWS * width;
+    ws.y = ws.q + QUERIES * width;
+    ws.s = ws.y + QUERIES * width;
     return ws;
 }
 
-/* s becomes exp(s - max); returns the sum, and the maximum in *max. s has room for n rounded up to 16. */
+/* s becomes exp(s - max); returns the sum, and the maximum in *max. s has room for n rounded up
+ * to 16. */
 static double exponentials(float *s, int64_t n, float *max) {
     const int64_t end = round_up16(n);
     double sum = 0;
@@ -47,17 +52,35 @@ static double exponentials(float *s, int64_t n, float *max) {
     return sum;
 }
 
-/* ws->y[r] = attention of row i + r of q over the first n[r] packed keys, n ascending; lse may be NULL. */
-static void attend(const workspace *ws, const head_rows *q, int64_t i, int64_t rows, const int64_t *n, int64_t D,
-                   float scale, double *lse) {
-    const int64_t width = round_up16(D);
-    float inverse[TILE_ROWS];
+/* ws->y[r] += sum of s[r, j] v[j] over j in [j0, j1) below n[r]; n does not fall. */
+static void add_values(const workspace *ws, int64_t rows, const int64_t *n, int64_t j0, int64_t j1,
+                       int64_t width) {
+    for (int64_t r0 = 0; r0 < rows; r0 += TILE_ROWS) {
+        const int64_t r1 = r0 + TILE_ROWS < rows ? r0 + TILE_ROWS : rows;
+        const int64_t common = n[r0] < j0 ? j0 : n[r0] > j1 ? j1 : n[r0];
+        tile_accumulate(ws->s + r0 * ws->num_s + j0, ws->num_s, 1, r1 - r0, ws->v + j0 * width,
+                        common - j0, width, ws->y + r0 * width);
+        for (int64_t r = r0; r < r1; r++) {
+            const int64_t end = n[r] > j1 ? j1 : n[r];
+            if (end > common)
+                tile_accumulate(ws->s + r * ws->num_s + common, ws->num_s, 1, 1,
+                                ws->v + common * width, end - common, width, ws->y + r * width);
+        }
+    }
+}
+
+/* ws->y[r] = attention of row i + r of q over the first n[r] packed keys, n ascending; lse may
+ * be NULL. */
+static void attend(const workspace *ws, const head_rows *q, int64_t i, int64_t rows,
+                   const int64_t *n, int64_t D, float scale, double *lse) {
+    const int64_t width = round_up16(D), num_keys = n[rows - 1];
+    float inverse[QUERIES];
     if (q->dtype == LG_F32) {
-        tile_scores((const float *)q->data + head_row(q, i), q->stride, rows, ws->k_panels, n[rows - 1], D, scale,
-                    ws->s, ws->num_s);
+        tile_scores((const float *)q->data + head_row(q, i), q->stride, rows, ws->k_panels,
+                    num_keys, D, scale, ws->s, ws->num_s);
     } else {
         pack_rows(q, i, rows, D, ws->q);
-        tile_scores(ws->q, width, rows, ws->k_panels, n[rows - 1], D, scale, ws->s, ws->num_s);
+        tile_scores(ws->q, width, rows, ws->k_panels, num_keys, D, scale, ws->s, ws->num_s);
     }
     for (int64_t r = 0; r < rows; r++) {
         float max;
@@ -66,10 +89,8 @@ static void attend(const workspace *ws, const head_rows *q, int64_t i, int64_t r
         if (lse) lse[r] = max + log(sum);
     }
     memset(ws->y, 0, (size_t)(rows * width) * 4);
-    tile_accumulate(ws->s, ws->num_s, 1, rows, ws->v, n[0], width, ws->y);
-    for (int64_t r = 1; r < rows; r++)
-        tile_accumulate(ws->s + r * ws->num_s + n[0], ws->num_s, 1, 1, ws->v + n[0] * width, n[r] - n[0], width,
-                        ws->y + r * width);
+    for (int64_t j = 0; j < num_keys; j += CHUNK_KEYS)
+        add_values(ws, rows, n, j, j + CHUNK_KEYS < num_keys ? j + CHUNK_KEYS : num_keys, width);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t d = 0; d < width; d++) ws->y[r * width + d] *= inverse[r];
 }
@@ -84,8 +105,8 @@ static void store_head(const workspace *ws, int64_t r, lg_tensor *y, int64_t n, 
         store_row(y, offset, D, row);
 }
 
-lg_status check_sequences(lg_context *ctx, const char *op, const lg_tensor *cu_seqlens, int64_t N, int64_t *longest,
-                          int64_t *pairs) {
+lg_status check_sequences(lg_context *ctx, const char *op, const lg_tensor *cu_seqlens, int64_t N,
+                          int64_t *longest, int64_t *pairs) {
     const int64_t S = cu_seqlens->shape[0] - 1;
     const int32_t *cu = cu_seqlens->data;
     *longest = *pairs = 0;
@@ -93,20 +114,21 @@ lg_status check_sequences(lg_context *ctx, const char *op, const lg_tensor *cu_s
     for (int64_t s = 0; s < S; s++) {
         const int64_t n = (int64_t)cu[s + 1] - cu[s];
         if (n < 0)
-            return lg_fail(ctx, LG_EINVAL, "%s: cu_seqlens[%lld] is %d, wanted at least %d", op, (long long)s + 1,
-                           cu[s + 1], cu[s]);
+            return lg_fail(ctx, LG_EINVAL, "%s: cu_seqlens[%lld] is %d, wanted at least %d", op,
+                           (long long)s + 1, cu[s + 1], cu[s]);
         if (n > *longest) *longest = n;
         *pairs += n * n / 2;
     }
     if (cu[S] != N)
-        return lg_fail(ctx, LG_EINVAL, "%s: cu_seqlens ends at %d, wanted %lld", op, cu[S], (long long)N);
+        return lg_fail(ctx, LG_EINVAL, "%s: cu_seqlens ends at %d, wanted %lld", op, cu[S],
+                       (long long)N);
     return LG_OK;
 }
 
 /* One query block of one key/value head. */
-static void attention_block(const workspace *ws, const lg_tensor *q, const lg_tensor *k, const lg_tensor *v,
-                            int64_t first, int64_t T, int64_t i0, int64_t g, float scale, bool causal, lg_tensor *y,
-                            lg_tensor *lse) {
+static void attention_block(const workspace *ws, const lg_tensor *q, const lg_tensor *k,
+                            const lg_tensor *v, int64_t first, int64_t T, int64_t i0, int64_t g,
+                            float scale, bool causal, lg_tensor *y, lg_tensor *lse) {
     const int64_t H = q->shape[1], D = q->shape[2], group = H / k->shape[1];
     const int64_t i1 = i0 + BLOCK_QUERIES < T ? i0 + BLOCK_QUERIES : T, num_keys = causal ? i1 : T;
     const head_rows k_rows = head_rows_of(k, first, g), v_rows = head_rows_of(v, first, g);
@@ -114,10 +136,10 @@ static void attention_block(const workspace *ws, const lg_tensor *q, const lg_te
     pack_rows(&v_rows, 0, num_keys, D, ws->v);
     for (int64_t h = g * group; h < (g + 1) * group; h++) {
         const head_rows q_rows = head_rows_of(q, first, h);
-        for (int64_t i = i0; i < i1; i += TILE_ROWS) {
-            const int64_t rows = i1 - i < TILE_ROWS ? i1 - i : TILE_ROWS;
-            int64_t n[TILE_ROWS];
-            double row_lse[TILE_ROWS];
+        for (int64_t i = i0; i < i1; i += QUERIES) {
+            const int64_t rows = i1 - i < QUERIES ? i1 - i : QUERIES;
+            int64_t n[QUERIES];
+            double row_lse[QUERIES];
             for (int64_t r = 0; r < rows; r++) n[r] = causal ? i + r + 1 : T;
             attend(ws, &q_rows, i, rows, n, D, scale, row_lse);
             for (int64_t r = 0; r < rows; r++) {
@@ -128,40 +150,46 @@ static void attention_block(const workspace *ws, const lg_tensor *q, const lg_te
     }
 }
 
-static lg_status attention_f64(lg_context *ctx, const lg_tensor *q, const lg_tensor *k, const lg_tensor *v,
-                               const lg_tensor *cu_seqlens, int64_t longest, double scale, bool causal, lg_tensor *y,
-                               lg_tensor *lse) {
-    const int64_t H = q->shape[1], D = q->shape[2], group = H / k->shape[1], S = cu_seqlens->shape[0] - 1;
+static lg_status attention_f64(lg_context *ctx, const lg_tensor *q, const lg_tensor *k,
+                               const lg_tensor *v, const lg_tensor *cu_seqlens, int64_t longest,
+                               double scale, bool causal, lg_tensor *y, lg_tensor *lse) {
+    const int64_t H = q->shape[1], D = q->shape[2], group = H / k->shape[1],
+                  S = cu_seqlens->shape[0] - 1;
     const int32_t *cu = cu_seqlens->data;
     void *s;
     LG_TRY(lg_scratch(ctx, longest * 8, &s));
     for (int64_t b = 0; b < S; b++)
         for (int64_t i = cu[b]; i < cu[b + 1]; i++)
             for (int64_t h = 0; h < H; h++) {
-                const head_rows k_rows = head_rows_of(k, cu[b], h / group), v_rows = head_rows_of(v, cu[b], h / group);
+                const head_rows k_rows = head_rows_of(k, cu[b], h / group),
+                                v_rows = head_rows_of(v, cu[b], h / group);
                 const double *q_row = (const double *)q->data + i * q->stride[0] + h * q->stride[1];
                 const int64_t n = (causal ? i + 1 : cu[b + 1]) - cu[b];
-                ((double *)lse->data)[i * H + h] = attention_row_f64(q_row, &k_rows, &v_rows, n, D, scale, s,
-                                                                     (double *)y->data + (i * H + h) * D);
+                ((double *)lse->data)[i * H + h] = attention_row_f64(
+                    q_row, &k_rows, &v_rows, n, D, scale, s, (double *)y->data + (i * H + h) * D);
             }
     return LG_OK;
 }
 
 lg_status cpu_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k, const lg_tensor *v,
-                        const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *y, lg_tensor *lse) {
-    const int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1], S = cu_seqlens->shape[0] - 1;
+                        const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *y,
+                        lg_tensor *lse) {
+    const int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1],
+                  S = cu_seqlens->shape[0] - 1;
     const int32_t *cu = cu_seqlens->data;
     int64_t longest, pairs;
     LG_TRY(check_sequences(ctx, "attention", cu_seqlens, N, &longest, &pairs));
     if (G == 0 || H % G != 0)
-        return lg_fail(ctx, LG_EINVAL, "attention: heads are %lld, wanted a multiple of %lld", (long long)H,
-                       (long long)G);
+        return lg_fail(ctx, LG_EINVAL, "attention: heads are %lld, wanted a multiple of %lld",
+                       (long long)H, (long long)G);
     if (N == 0) return LG_OK;
-    if (q->dtype == LG_F64) return attention_f64(ctx, q, k, v, cu_seqlens, longest, scale, causal, y, lse);
+    if (q->dtype == LG_F64)
+        return attention_f64(ctx, q, k, v, cu_seqlens, longest, scale, causal, y, lse);
 
     /* A task is a query block of a sequence; the last blocks, with the most keys, come first. */
     int64_t num_blocks = 0;
-    for (int64_t s = 0; s < S; s++) num_blocks += (cu[s + 1] - cu[s] + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
+    for (int64_t s = 0; s < S; s++)
+        num_blocks += (cu[s + 1] - cu[s] + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
     const int threads = op_threads(ctx, pairs * H * D / 8 + N * H * D, ROW_GRAIN);
     const int64_t floats = workspace_floats(longest, D);
     void *tasks, *memory;
@@ -169,7 +197,8 @@ lg_status cpu_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k,
     LG_TRY(lg_scratch(ctx, threads * floats * 4, &memory));
     int32_t(*task)[2] = tasks;
     for (int64_t s = 0, t = 0; s < S; s++)
-        for (int64_t b = (cu[s + 1] - cu[s] + BLOCK_QUERIES - 1) / BLOCK_QUERIES - 1; b >= 0; b--, t++) {
+        for (int64_t b = (cu[s + 1] - cu[s] + BLOCK_QUERIES - 1) / BLOCK_QUERIES - 1; b >= 0;
+             b--, t++) {
             task[t][0] = (int32_t)s;
             task[t][1] = (int32_t)b;
         }
@@ -178,29 +207,31 @@ lg_status cpu_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k,
         const int32_t *block = task[t / G];
         const workspace ws = workspace_at((float *)memory + thread_index() * floats, longest, D);
         const int64_t first = cu[block[0]], T = cu[block[0] + 1] - first;
-        attention_block(&ws, q, k, v, first, T, (int64_t)block[1] * BLOCK_QUERIES, t % G, (float)scale, causal, y,
-                        lse);
+        attention_block(&ws, q, k, v, first, T, (int64_t)block[1] * BLOCK_QUERIES, t % G,
+                        (float)scale, causal, y, lse);
     }
     return LG_OK;
 }
 
-static lg_status check_pages(lg_context *ctx, const lg_tensor *page, const lg_tensor *length, int64_t page_size,
-                             int64_t P, int64_t *longest, int64_t *total) {
+static lg_status check_pages(lg_context *ctx, const lg_tensor *page, const lg_tensor *length,
+                             int64_t page_size, int64_t P, int64_t *longest, int64_t *total) {
     const int64_t B = page->shape[0], M = page->shape[1];
     const int32_t *n = length->data, *p = page->data;
     *longest = *total = 0;
     if (page_size <= 0)
-        return lg_fail(ctx, LG_EINVAL, "attention_decode: page_size is %lld, wanted above 0", (long long)page_size);
+        return lg_fail(ctx, LG_EINVAL, "attention_decode: page_size is %lld, wanted above 0",
+                       (long long)page_size);
     for (int64_t b = 0; b < B; b++) {
         if (n[b] < 1 || n[b] > M * page_size)
-            return lg_fail(ctx, LG_EINVAL, "attention_decode: length[%lld] is %d, wanted [1, %lld]", (long long)b,
-                           n[b], (long long)(M * page_size));
+            return lg_fail(ctx, LG_EINVAL, "attention_decode: length[%lld] is %d, wanted [1, %lld]",
+                           (long long)b, n[b], (long long)(M * page_size));
         for (int64_t j = 0; j * page_size < n[b]; j++) {
             const int64_t end = n[b] - j * page_size < page_size ? n[b] - j * page_size : page_size;
             const int64_t id = p[b * M + j];
             if (id < 0 || id * page_size + end > P)
-                return lg_fail(ctx, LG_EINVAL, "attention_decode: page[%lld,%lld] is %lld, wanted [0, %lld)",
-                               (long long)b, (long long)j, (long long)id, (long long)(P / page_size));
+                return lg_fail(
+                    ctx, LG_EINVAL, "attention_decode: page[%lld,%lld] is %lld, wanted [0, %lld)",
+                    (long long)b, (long long)j, (long long)id, (long long)(P / page_size));
         }
         if (n[b] > *longest) *longest = n[b];
         *total += n[b];
@@ -209,13 +240,16 @@ static lg_status check_pages(lg_context *ctx, const lg_tensor *page, const lg_te
 }
 
 lg_status cpu_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_tensor *k_cache,
-                               const lg_tensor *v_cache, const lg_tensor *page, const lg_tensor *length,
-                               int64_t page_size, double scale, lg_tensor *y) {
-    const int64_t B = q->shape[0], H = q->shape[1], D = q->shape[2], G = k_cache->shape[1], M = page->shape[1];
+                               const lg_tensor *v_cache, const lg_tensor *page,
+                               const lg_tensor *length, int64_t page_size, double scale,
+                               lg_tensor *y) {
+    const int64_t B = q->shape[0], H = q->shape[1], D = q->shape[2], G = k_cache->shape[1],
+                  M = page->shape[1];
     const int64_t group = G ? H / G : 0;
     int64_t longest, total;
     if (G == 0 || H % G != 0)
-        return lg_fail(ctx, LG_EINVAL, "attention_decode: heads are %lld, wanted a multiple of %lld", (long long)H,
+        return lg_fail(ctx, LG_EINVAL,
+                       "attention_decode: heads are %lld, wanted a multiple of %lld", (long long)H,
                        (long long)G);
     LG_TRY(check_pages(ctx, page, length, page_size, k_cache->shape[0], &longest, &total));
     const bool f64 = q->dtype == LG_F64;
@@ -232,16 +266,18 @@ lg_status cpu_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_ten
         k_rows.page_size = v_rows.page_size = page_size;
         if (f64) {
             for (int64_t h = g * group; h < (g + 1) * group; h++)
-                attention_row_f64((const double *)q->data + b * q->stride[0] + h * q->stride[1], &k_rows, &v_rows,
-                                  num_keys, D, scale, (double *)mine, (double *)y->data + (b * H + h) * D);
+                attention_row_f64((const double *)q->data + b * q->stride[0] + h * q->stride[1],
+                                  &k_rows, &v_rows, num_keys, D, scale, (double *)mine,
+                                  (double *)y->data + (b * H + h) * D);
             continue;
         }
         const workspace ws = workspace_at((float *)mine, longest, D);
         pack_panels(&k_rows, num_keys, D, ws.k_panels);
         pack_rows(&v_rows, 0, num_keys, D, ws.v);
-        for (int64_t h = g * group; h < (g + 1) * group; h += TILE_ROWS) {
-            const int64_t rows = (g + 1) * group - h < TILE_ROWS ? (g + 1) * group - h : TILE_ROWS;
-            const int64_t n[TILE_ROWS] = {num_keys, num_keys, num_keys, num_keys};
+        for (int64_t h = g * group; h < (g + 1) * group; h += QUERIES) {
+            const int64_t rows = (g + 1) * group - h < QUERIES ? (g + 1) * group - h : QUERIES;
+            int64_t n[QUERIES];
+            for (int64_t r = 0; r < rows; r++) n[r] = num_keys;
             head_rows q_rows = head_rows_of(q, b, h);
             q_rows.stride = q->stride[1];
             attend(&ws, &q_rows, 0, rows, n, D, (float)scale, NULL);

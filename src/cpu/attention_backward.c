@@ -1,17 +1,22 @@
-/* Attention's backward. A task is one key/value head of one sequence: its query heads in order, queries in blocks, keys in
- * blocks, with dk and dv summed in fp32 in the task's memory. Probabilities are made again from the saved log-sum-exp. */
+/* Attention's backward. A task is one key/value head of one sequence: its query heads in order,
+ * queries in blocks, keys in blocks, with dk and dv summed in fp32 in the task's memory.
+ * Probabilities are made again from the saved log-sum-exp. */
 #include "attention.h"
 
-enum { QUERIES = 32, KEYS = 256 }; /* a block's two matrices of 32 KiB stay in the second-level cache */
+enum {
+    QUERIES = 32,
+    KEYS = 256
+}; /* a block's two matrices of 32 KiB stay in the second-level cache */
 
 typedef struct workspace {
     float *k_panels, *v_panels, *k, *dk, *dv; /* all keys of the sequence */
     float *q, *dy, *dq;                       /* a block of queries */
-    float *p, *ds;                            /* [QUERIES, KEYS] */
+    float *y_panels, *dy_panels;
+    float *p, *ds; /* [QUERIES, KEYS] */
 } workspace;
 
 static int64_t workspace_floats(int64_t longest, int64_t D) {
-    return round_up16(D) * (5 * round_up16(longest) + 3 * QUERIES) + 2 * QUERIES * KEYS;
+    return round_up16(D) * (5 * round_up16(longest) + 5 * QUERIES) + 2 * QUERIES * KEYS;
 }
 
 static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
@@ -24,14 +29,17 @@ static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
     ws.q = ws.dv + keys;
     ws.dy = ws.q + queries;
     ws.dq = ws.dy + queries;
-    ws.p = ws.dq + queries;
+    ws.y_panels = ws.dq + queries;
+    ws.dy_panels = ws.y_panels + queries;
+    ws.p = ws.dy_panels + queries;
     ws.ds = ws.p + QUERIES * KEYS;
     return ws;
 }
 
-/* Of one row: p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp; the first n of `width` keys count, and
- * width may be rounded up to 16. */
-static void row_backward(float *p, float *ds, int64_t n, int64_t width, float lse, float delta, float scale) {
+/* Of one row: p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp; the first n
+ * of `width` keys count, and width may be rounded up to 16. */
+static void row_backward(float *p, float *ds, int64_t n, int64_t width, float lse, float delta,
+                         float scale) {
     for (int64_t j = n; j < round_up16(n); j++) p[j] = -INFINITY;
     for (int64_t j = 0; j < n; j += VEC_LANES) {
         const f32x16 e = exp16_negative(load16(p + j) - lse);
@@ -42,8 +50,9 @@ static void row_backward(float *p, float *ds, int64_t n, int64_t width, float ls
 }
 
 /* Queries [i0, i0 + rows) of a head: `lse` and `delta` are theirs. */
-static void block_backward(const workspace *ws, int64_t T, int64_t i0, int64_t rows, int64_t D, const float *lse,
-                           const float *delta, float scale, bool causal, bool want_dq, bool want_dk, bool want_dv) {
+static void block_backward(const workspace *ws, int64_t T, int64_t i0, int64_t rows, int64_t D,
+                           const float *lse, const float *delta, float scale, bool causal,
+                           bool want_dq, bool want_dk, bool want_dv) {
     const int64_t width = round_up16(D), end = causal ? i0 + rows : T;
     if (want_dq) memset(ws->dq, 0, (size_t)(rows * width) * 4);
     for (int64_t j0 = 0; j0 < end; j0 += KEYS) {
@@ -61,6 +70,21 @@ static void block_backward(const workspace *ws, int64_t T, int64_t i0, int64_t r
     }
 }
 
+/* delta[r] = dy[r] . y[r], summed as scores are: where a query sees one key, dy . v - delta is
+ * exactly 0. */
+static void row_deltas(const workspace *ws, const head_rows *dy, const head_rows *y, int64_t rows,
+                       int64_t D, float *delta) {
+    pack_panels(dy, rows, D, ws->dy_panels);
+    pack_panels(y, rows, D, ws->y_panels);
+    for (int64_t r = 0; r < rows; r += VEC_LANES) {
+        f32x16 sum = splat16(0.0f);
+        for (int64_t d = 0; d < D; d++)
+            sum += load16(ws->dy_panels + r * round_up16(D) + d * VEC_LANES) *
+                   load16(ws->y_panels + r * round_up16(D) + d * VEC_LANES);
+        store16(delta + r, sum);
+    }
+}
+
 static void store_rows(const float *rows, int64_t n0, int64_t n, int64_t h, lg_tensor *out) {
     const int64_t D = out->shape[2];
     for (int64_t n1 = n0; n1 < n0 + n; n1++, rows += round_up16(D)) {
@@ -73,9 +97,10 @@ static void store_rows(const float *rows, int64_t n0, int64_t n, int64_t h, lg_t
 }
 
 /* A sequence of T tokens from `first` on, key/value head g. */
-static void head_backward(const workspace *ws, const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k,
-                          const lg_tensor *v, const lg_tensor *y, const lg_tensor *lse, int64_t first, int64_t T,
-                          int64_t g, float scale, bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv) {
+static void head_backward(const workspace *ws, const lg_tensor *dy, const lg_tensor *q,
+                          const lg_tensor *k, const lg_tensor *v, const lg_tensor *y,
+                          const lg_tensor *lse, int64_t first, int64_t T, int64_t g, float scale,
+                          bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv) {
     const int64_t H = q->shape[1], D = q->shape[2], width = round_up16(D), group = H / k->shape[1];
     const head_rows k_rows = head_rows_of(k, first, g), v_rows = head_rows_of(v, first, g);
     pack_panels(&k_rows, T, D, ws->k_panels);
@@ -84,19 +109,17 @@ static void head_backward(const workspace *ws, const lg_tensor *dy, const lg_ten
     if (dk) memset(ws->dk, 0, (size_t)(T * width) * 4);
     if (dv) memset(ws->dv, 0, (size_t)(T * width) * 4);
     for (int64_t h = g * group; h < (g + 1) * group; h++) {
-        const head_rows q_rows = head_rows_of(q, first, h), dy_rows = head_rows_of(dy, first, h);
-        const head_rows y_rows = head_rows_of(y, first, h);
         for (int64_t i = 0; i < T; i += QUERIES) {
             const int64_t rows = T - i < QUERIES ? T - i : QUERIES;
             float row_lse[QUERIES], delta[QUERIES];
-            /* dq's room holds y until the block starts. */
-            pack_rows(&q_rows, i, rows, D, ws->q);
-            pack_rows(&dy_rows, i, rows, D, ws->dy);
-            pack_rows(&y_rows, i, rows, D, ws->dq);
-            for (int64_t r = 0; r < rows; r++) {
-                delta[r] = (float)dot_f32(ws->dy + r * width, ws->dq + r * width, width);
+            const head_rows q_rows = head_rows_of(q, first + i, h),
+                            dy_rows = head_rows_of(dy, first + i, h);
+            const head_rows y_rows = head_rows_of(y, first + i, h);
+            pack_rows(&q_rows, 0, rows, D, ws->q);
+            pack_rows(&dy_rows, 0, rows, D, ws->dy);
+            row_deltas(ws, &dy_rows, &y_rows, rows, D, delta);
+            for (int64_t r = 0; r < rows; r++)
                 row_lse[r] = ((const float *)lse->data)[(first + i + r) * H + h];
-            }
             block_backward(ws, T, i, rows, D, row_lse, delta, scale, causal, dq, dk, dv);
             if (dq) store_rows(ws->dq, first + i, rows, h, dq);
         }
@@ -105,17 +128,19 @@ static void head_backward(const workspace *ws, const lg_tensor *dy, const lg_ten
     if (dv) store_rows(ws->dv, first, T, g, dv);
 }
 
-lg_status cpu_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k,
-                                 const lg_tensor *v, const lg_tensor *y, const lg_tensor *lse,
-                                 const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *dq, lg_tensor *dk,
-                                 lg_tensor *dv) {
-    const int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1], S = cu_seqlens->shape[0] - 1;
+lg_status cpu_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *q,
+                                 const lg_tensor *k, const lg_tensor *v, const lg_tensor *y,
+                                 const lg_tensor *lse, const lg_tensor *cu_seqlens, double scale,
+                                 bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv) {
+    const int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1],
+                  S = cu_seqlens->shape[0] - 1;
     const int32_t *cu = cu_seqlens->data;
     int64_t longest, pairs;
     LG_TRY(check_sequences(ctx, "attention_backward", cu_seqlens, N, &longest, &pairs));
     if (G == 0 || H % G != 0)
-        return lg_fail(ctx, LG_EINVAL, "attention_backward: heads are %lld, wanted a multiple of %lld", (long long)H,
-                       (long long)G);
+        return lg_fail(ctx, LG_EINVAL,
+                       "attention_backward: heads are %lld, wanted a multiple of %lld",
+                       (long long)H, (long long)G);
     if (N == 0 || (!dq && !dk && !dv)) return LG_OK;
     if (q->dtype == LG_F64) {
         attention_backward_f64(dy, q, k, v, y, lse, cu_seqlens, scale, causal, dq, dk, dv);

@@ -11,8 +11,8 @@ static double dot_f64(const double *a, const double *b, int64_t n) {
     return sum;
 }
 
-double attention_row_f64(const double *q, const head_rows *k, const head_rows *v, int64_t n, int64_t D, double scale,
-                         double *s, double *y) {
+double attention_row_f64(const double *q, const head_rows *k, const head_rows *v, int64_t n,
+                         int64_t D, double scale, double *s, double *y) {
     double max = -INFINITY, sum = 0;
     for (int64_t j = 0; j < n; j++) {
         s[j] = scale * dot_f64(q, row_f64(k, j), D);
@@ -31,17 +31,20 @@ static double *gradient(lg_tensor *t, int64_t n, int64_t h) {
 
 static void clear(lg_tensor *t) {
     for (int64_t n = 0; t && n < t->shape[0]; n++)
-        for (int64_t h = 0; h < t->shape[1]; h++) memset(gradient(t, n, h), 0, (size_t)t->shape[2] * 8);
+        for (int64_t h = 0; h < t->shape[1]; h++)
+            memset(gradient(t, n, h), 0, (size_t)t->shape[2] * 8);
 }
 
 static void add_scaled(double *sum, double a, const double *x, int64_t n) {
     for (int64_t i = 0; sum && i < n; i++) sum[i] += a * x[i];
 }
 
-void attention_backward_f64(const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k, const lg_tensor *v,
-                            const lg_tensor *y, const lg_tensor *lse, const lg_tensor *cu_seqlens, double scale,
-                            bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv) {
-    const int64_t H = q->shape[1], D = q->shape[2], group = H / k->shape[1], S = cu_seqlens->shape[0] - 1;
+void attention_backward_f64(const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k,
+                            const lg_tensor *v, const lg_tensor *y, const lg_tensor *lse,
+                            const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *dq,
+                            lg_tensor *dk, lg_tensor *dv) {
+    const int64_t H = q->shape[1], D = q->shape[2], group = H / k->shape[1],
+                  S = cu_seqlens->shape[0] - 1;
     const int32_t *cu = cu_seqlens->data;
     clear(dq);
     clear(dk);
@@ -52,11 +55,13 @@ void attention_backward_f64(const lg_tensor *dy, const lg_tensor *q, const lg_te
             const head_rows q_rows = head_rows_of(q, 0, h), k_rows = head_rows_of(k, 0, g);
             const head_rows v_rows = head_rows_of(v, 0, g);
             for (int64_t i = cu[b]; i < cu[b + 1]; i++) {
-                const double *q_row = row_f64(&q_rows, i), *dy_row = (const double *)dy->data + (i * H + h) * D;
+                const double *q_row = row_f64(&q_rows, i),
+                             *dy_row = (const double *)dy->data + (i * H + h) * D;
                 const double delta = dot_f64(dy_row, (const double *)y->data + (i * H + h) * D, D);
                 for (int64_t j = cu[b]; j < (causal ? i + 1 : cu[b + 1]); j++) {
                     const double *k_row = row_f64(&k_rows, j);
-                    const double p = exp(scale * dot_f64(q_row, k_row, D) - ((const double *)lse->data)[i * H + h]);
+                    const double p = exp(scale * dot_f64(q_row, k_row, D) -
+                                         ((const double *)lse->data)[i * H + h]);
                     const double ds = scale * p * (dot_f64(dy_row, row_f64(&v_rows, j), D) - delta);
                     add_scaled(gradient(dq, i, h), ds, k_row, D);
                     add_scaled(gradient(dk, j, g), ds, q_row, D);

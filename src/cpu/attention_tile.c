@@ -1,4 +1,5 @@
-/* Attention's packing and tile products. A tile is TILE_ROWS rows by up to four vectors of 16, held in registers. */
+/* Attention's packing and tile products. A tile is TILE_ROWS rows by up to four vectors of 16,
+ * held in registers. */
 #include "attention.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -18,20 +19,21 @@ INLINE f32x16 load_lanes(const head_rows *rows, int64_t offset, int64_t n) {
     return load16(lane);
 }
 
-/* Swaps the off-diagonal blocks of size `half` in every square of 2 half: four such steps transpose. */
-#define SWAP_BLOCKS(v, half)                                                                                           \
-    do {                                                                                                               \
-        i32x16 low, high;                                                                                              \
-        for (int l = 0; l < 16; l++) {                                                                                 \
-            low[l] = l & (half) ? 16 + l - (half) : l;                                                                 \
-            high[l] = l & (half) ? 16 + l : l + (half);                                                                \
-        }                                                                                                              \
-        for (int i = 0; i < 16; i++) {                                                                                 \
-            if (i & (half)) continue;                                                                                  \
-            const f32x16 a = (v)[i], b = (v)[i + (half)];                                                              \
-            (v)[i] = __builtin_shuffle(a, b, low);                                                                     \
-            (v)[i + (half)] = __builtin_shuffle(a, b, high);                                                           \
-        }                                                                                                              \
+/* Swaps the off-diagonal blocks of size `half` in every square of 2 half: four such steps
+ * transpose. */
+#define SWAP_BLOCKS(v, half)                                 \
+    do {                                                     \
+        i32x16 low, high;                                    \
+        for (int l = 0; l < 16; l++) {                       \
+            low[l] = l & (half) ? 16 + l - (half) : l;       \
+            high[l] = l & (half) ? 16 + l : l + (half);      \
+        }                                                    \
+        for (int i = 0; i < 16; i++) {                       \
+            if (i & (half)) continue;                        \
+            const f32x16 a = (v)[i], b = (v)[i + (half)];    \
+            (v)[i] = __builtin_shuffle(a, b, low);           \
+            (v)[i + (half)] = __builtin_shuffle(a, b, high); \
+        }                                                    \
     } while (0)
 
 INLINE void transpose16(f32x16 v[16]) {
@@ -64,8 +66,9 @@ void pack_panels(const head_rows *rows, int64_t n, int64_t D, float *out) {
     }
 }
 
-INLINE void scores(const float *q, int64_t ldq, const int rows, const float *panel, int64_t panel_size,
-                   const int panels, int64_t D, float scale, float *s, int64_t lds) {
+INLINE void scores(const float *q, int64_t ldq, const int rows, const float *panel,
+                   int64_t panel_size, const int panels, int64_t D, float scale, float *s,
+                   int64_t lds) {
     f32x16 sum[TILE_ROWS][4] = {{{0}}};
     for (int64_t d = 0; d < D; d++)
         for (int p = 0; p < panels; p++) {
@@ -76,34 +79,36 @@ INLINE void scores(const float *q, int64_t ldq, const int rows, const float *pan
         for (int p = 0; p < panels; p++) store16(s + r * lds + p * VEC_LANES, sum[r][p] * scale);
 }
 
-INLINE void scores_rows(const float *q, int64_t ldq, const int rows, const float *panels, int64_t n, int64_t D,
-                        float scale, float *s, int64_t lds) {
-    const int64_t size = round_up16(D) * VEC_LANES, num = round_up16(n) / VEC_LANES;
-    int64_t p = 0;
-    for (; p + 4 <= num; p += 4)
-        scores(q, ldq, rows, panels + p * size, size, 4, D, scale, s + p * VEC_LANES, lds);
-    if (p + 2 <= num) {
-        scores(q, ldq, rows, panels + p * size, size, 2, D, scale, s + p * VEC_LANES, lds);
-        p += 2;
-    }
-    if (p < num) scores(q, ldq, rows, panels + p * size, size, 1, D, scale, s + p * VEC_LANES, lds);
-}
-
-void tile_scores(const float *q, int64_t ldq, int64_t rows, const float *panels, int64_t n, int64_t D, float scale,
-                 float *s, int64_t lds) {
+/* All rows over a few panels, which stay in the first-level cache. */
+INLINE void scores_panels(const float *q, int64_t ldq, int64_t rows, const float *panel,
+                          const int panels, int64_t D, float scale, float *s, int64_t lds) {
+    const int64_t size = round_up16(D) * VEC_LANES;
     int64_t r = 0;
     for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
-        scores_rows(q + r * ldq, ldq, TILE_ROWS, panels, n, D, scale, s + r * lds, lds);
+        scores(q + r * ldq, ldq, TILE_ROWS, panel, size, panels, D, scale, s + r * lds, lds);
     if (rows - r == 3)
-        scores_rows(q + r * ldq, ldq, 3, panels, n, D, scale, s + r * lds, lds);
+        scores(q + r * ldq, ldq, 3, panel, size, panels, D, scale, s + r * lds, lds);
     else if (rows - r == 2)
-        scores_rows(q + r * ldq, ldq, 2, panels, n, D, scale, s + r * lds, lds);
+        scores(q + r * ldq, ldq, 2, panel, size, panels, D, scale, s + r * lds, lds);
     else if (rows - r == 1)
-        scores_rows(q + r * ldq, ldq, 1, panels, n, D, scale, s + r * lds, lds);
+        scores(q + r * ldq, ldq, 1, panel, size, panels, D, scale, s + r * lds, lds);
 }
 
-INLINE void accumulate(const float *coef, int64_t row_stride, int64_t k_stride, const int rows, const float *b,
-                       int64_t K, int64_t D, const int vectors, float *out) {
+void tile_scores(const float *q, int64_t ldq, int64_t rows, const float *panels, int64_t n,
+                 int64_t D, float scale, float *s, int64_t lds) {
+    const int64_t width = round_up16(D), end = round_up16(n);
+    int64_t j = 0;
+    for (; j + 64 <= end; j += 64)
+        scores_panels(q, ldq, rows, panels + j * width, 4, D, scale, s + j, lds);
+    if (j + 32 <= end) {
+        scores_panels(q, ldq, rows, panels + j * width, 2, D, scale, s + j, lds);
+        j += 32;
+    }
+    if (j < end) scores_panels(q, ldq, rows, panels + j * width, 1, D, scale, s + j, lds);
+}
+
+INLINE void accumulate(const float *coef, int64_t row_stride, int64_t k_stride, const int rows,
+                       const float *b, int64_t K, int64_t D, const int vectors, float *out) {
     f32x16 sum[TILE_ROWS][4];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sum[r][v] = load16(out + r * D + v * VEC_LANES);
@@ -116,10 +121,11 @@ INLINE void accumulate(const float *coef, int64_t row_stride, int64_t k_stride, 
         for (int v = 0; v < vectors; v++) store16(out + r * D + v * VEC_LANES, sum[r][v]);
 }
 
-INLINE void accumulate_rows(const float *coef, int64_t row_stride, int64_t k_stride, const int rows, const float *b,
-                            int64_t K, int64_t D, float *out) {
+INLINE void accumulate_rows(const float *coef, int64_t row_stride, int64_t k_stride, const int rows,
+                            const float *b, int64_t K, int64_t D, float *out) {
     int64_t d = 0;
-    for (; d + 64 <= D; d += 64) accumulate(coef, row_stride, k_stride, rows, b + d, K, D, 4, out + d);
+    for (; d + 64 <= D; d += 64)
+        accumulate(coef, row_stride, k_stride, rows, b + d, K, D, 4, out + d);
     if (d + 32 <= D) {
         accumulate(coef, row_stride, k_stride, rows, b + d, K, D, 2, out + d);
         d += 32;
@@ -127,14 +133,16 @@ INLINE void accumulate_rows(const float *coef, int64_t row_stride, int64_t k_str
     if (d < D) accumulate(coef, row_stride, k_stride, rows, b + d, K, D, 1, out + d);
 }
 
-void tile_accumulate(const float *coef, int64_t row_stride, int64_t k_stride, int64_t rows, const float *b, int64_t K,
-                     int64_t D, float *out) {
+void tile_accumulate(const float *coef, int64_t row_stride, int64_t k_stride, int64_t rows,
+                     const float *b, int64_t K, int64_t D, float *out) {
     int64_t r = 0;
     for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
-        accumulate_rows(coef + r * row_stride, row_stride, k_stride, TILE_ROWS, b, K, D, out + r * D);
+        accumulate_rows(coef + r * row_stride, row_stride, k_stride, TILE_ROWS, b, K, D,
+                        out + r * D);
     if (rows - r >= 2) {
         accumulate_rows(coef + r * row_stride, row_stride, k_stride, 2, b, K, D, out + r * D);
         r += 2;
     }
-    if (rows - r == 1) accumulate_rows(coef + r * row_stride, row_stride, k_stride, 1, b, K, D, out + r * D);
+    if (rows - r == 1)
+        accumulate_rows(coef + r * row_stride, row_stride, k_stride, 1, b, K, D, out + r * D);
 }

@@ -1,12 +1,13 @@
 /* The paged key/value cache: rows written to slots and copied between them. */
 #include "cpu.h"
 
-static lg_status check_slots(lg_context *ctx, const char *op, const char *name, const lg_tensor *slot, int64_t P) {
+static lg_status check_slots(lg_context *ctx, const char *op, const char *name,
+                             const lg_tensor *slot, int64_t P) {
     const int32_t *s = slot->data;
     for (int64_t n = 0; n < slot->shape[0]; n++)
         if (s[n] < 0 || s[n] >= P)
-            return lg_fail(ctx, LG_EINVAL, "%s: %s[%lld] is %d, wanted [0, %lld)", op, name, (long long)n, s[n],
-                           (long long)P);
+            return lg_fail(ctx, LG_EINVAL, "%s: %s[%lld] is %d, wanted [0, %lld)", op, name,
+                           (long long)n, s[n], (long long)P);
     return LG_OK;
 }
 
@@ -15,11 +16,12 @@ static void write_rows(const lg_tensor *x, const int32_t *slot, lg_tensor *cache
     for (int64_t n = 0; n < x->shape[0]; n++)
         for (int64_t g = 0; g < G; g++)
             memcpy((char *)cache->data + (slot[n] * G + g) * D * width,
-                   (const char *)x->data + (n * x->stride[0] + g * x->stride[1]) * width, (size_t)(D * width));
+                   (const char *)x->data + (n * x->stride[0] + g * x->stride[1]) * width,
+                   (size_t)(D * width));
 }
 
-lg_status cpu_cache_write(lg_context *ctx, const lg_tensor *k, const lg_tensor *v, const lg_tensor *slot,
-                          lg_tensor *k_cache, lg_tensor *v_cache) {
+lg_status cpu_cache_write(lg_context *ctx, const lg_tensor *k, const lg_tensor *v,
+                          const lg_tensor *slot, lg_tensor *k_cache, lg_tensor *v_cache) {
     LG_TRY(check_slots(ctx, "cache_write", "slot", slot, k_cache->shape[0]));
     write_rows(k, slot->data, k_cache);
     write_rows(v, slot->data, v_cache);
@@ -29,11 +31,12 @@ lg_status cpu_cache_write(lg_context *ctx, const lg_tensor *k, const lg_tensor *
 static void copy_rows(const int32_t *from, const int32_t *to, int64_t N, lg_tensor *cache) {
     const int64_t bytes = cache->shape[1] * cache->shape[2] * lg_dtype_bytes(cache->dtype);
     for (int64_t n = 0; n < N; n++)
-        memmove((char *)cache->data + to[n] * bytes, (const char *)cache->data + from[n] * bytes, (size_t)bytes);
+        memmove((char *)cache->data + to[n] * bytes, (const char *)cache->data + from[n] * bytes,
+                (size_t)bytes);
 }
 
-lg_status cpu_cache_copy(lg_context *ctx, const lg_tensor *from, const lg_tensor *to, lg_tensor *k_cache,
-                         lg_tensor *v_cache) {
+lg_status cpu_cache_copy(lg_context *ctx, const lg_tensor *from, const lg_tensor *to,
+                         lg_tensor *k_cache, lg_tensor *v_cache) {
     LG_TRY(check_slots(ctx, "cache_copy", "from", from, k_cache->shape[0]));
     LG_TRY(check_slots(ctx, "cache_copy", "to", to, k_cache->shape[0]));
     copy_rows(from->data, to->data, from->shape[0], k_cache);

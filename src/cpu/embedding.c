@@ -5,8 +5,8 @@ static lg_status check_ids(lg_context *ctx, const char *op, const lg_tensor *ids
     const int32_t *id = ids->data;
     for (int64_t n = 0; n < ids->shape[0]; n++)
         if (id[n] < 0 || id[n] >= V)
-            return lg_fail(ctx, LG_EINVAL, "%s: ids[%lld] is %d, wanted [0, %lld)", op, (long long)n, id[n],
-                           (long long)V);
+            return lg_fail(ctx, LG_EINVAL, "%s: ids[%lld] is %d, wanted [0, %lld)", op,
+                           (long long)n, id[n], (long long)V);
     return LG_OK;
 }
 
@@ -18,12 +18,15 @@ lg_status cpu_embedding(lg_context *ctx, const lg_tensor *w, const lg_tensor *id
     const int threads = op_threads(ctx, N * C, ROW_GRAIN);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t n = 0; n < N; n++)
-        memcpy((char *)y->data + (size_t)n * row_bytes, (const char *)w->data + (size_t)id[n] * row_bytes, row_bytes);
+        memcpy((char *)y->data + (size_t)n * row_bytes,
+               (const char *)w->data + (size_t)id[n] * row_bytes, row_bytes);
     return LG_OK;
 }
 
-/* dw[id[n], c0..c1) += dy[n, c0..c1) for n ascending; threads own columns, so that no two add to one element. */
-static void add_columns(const lg_tensor *dy, const int32_t *id, lg_tensor *dw, int64_t c0, int64_t c1) {
+/* dw[id[n], c0..c1) += dy[n, c0..c1) for n ascending; threads own columns, so that no two add to
+ * one element. */
+static void add_columns(const lg_tensor *dy, const int32_t *id, lg_tensor *dw, int64_t c0,
+                        int64_t c1) {
     const int64_t N = dy->shape[0], C = dy->shape[1];
     for (int64_t n = 0; n < N; n++) {
         if (dy->dtype == LG_F64) {
@@ -42,7 +45,8 @@ static void add_columns(const lg_tensor *dy, const int32_t *id, lg_tensor *dw, i
     }
 }
 
-lg_status cpu_embedding_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *ids, lg_tensor *dw) {
+lg_status cpu_embedding_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *ids,
+                                 lg_tensor *dw) {
     if (!dw) return LG_OK;
     LG_TRY(check_ids(ctx, "embedding_backward", ids, dw->shape[0]));
     const int64_t N = dy->shape[0], C = dy->shape[1];
@@ -50,6 +54,7 @@ lg_status cpu_embedding_backward(lg_context *ctx, const lg_tensor *dy, const lg_
     /* Whole cache lines of 16 floats a thread. */
     const int64_t width = (C + 16 * threads - 1) / (16 * threads) * 16;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t c = 0; c < C; c += width) add_columns(dy, ids->data, dw, c, c + width < C ? c + width : C);
+    for (int64_t c = 0; c < C; c += width)
+        add_columns(dy, ids->data, dw, c, c + width < C ? c + width : C);
     return LG_OK;
 }

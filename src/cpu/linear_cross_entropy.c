@@ -1,5 +1,5 @@
-/* Cross entropy on a vocabulary head, chunk by chunk: logits, loss, and at once the gradient's products, so that no logits
- * are kept. */
+/* Cross entropy on a vocabulary head, chunk by chunk: logits, loss, and at once the gradient's
+ * products, so that no logits are kept. */
 #include "linear_logits.h"
 #include "logsoftmax.h"
 
@@ -22,8 +22,8 @@ typedef struct row_result {
 } row_result;
 
 /* The gradient of scale * loss with respect to the logits takes the place of z, if wanted. */
-static row_result row_f32(const lm_head *head, float *z, int64_t V, int32_t target, double scale, bool gradient,
-                          bool predicted) {
+static row_result row_f32(const lm_head *head, float *z, int64_t V, int32_t target, double scale,
+                          bool gradient, bool predicted) {
     const double z_target = z[target];
     row_result result = {.predicted = predicted ? argmax_f32(z, V) : 0};
     const double lse = row_logsumexp_f32(z, V, &result.entropy);
@@ -41,7 +41,8 @@ static row_result row_f32(const lm_head *head, float *z, int64_t V, int32_t targ
     return result;
 }
 
-static row_result row_f64(const lm_head *head, double *z, int64_t V, int32_t target, double scale, bool gradient) {
+static row_result row_f64(const lm_head *head, double *z, int64_t V, int32_t target, double scale,
+                          bool gradient) {
     row_result result = {.predicted = 0};
     const double lse = row_logsumexp_f64(z, V, &result.entropy);
     result.loss = lse - z[target];
@@ -52,9 +53,10 @@ static row_result row_f64(const lm_head *head, double *z, int64_t V, int32_t tar
     return result;
 }
 
-lg_status cpu_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
-                                   const lg_tensor *target, double scale, double softcap, int64_t ignore,
-                                   lg_tensor *loss, lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
+lg_status cpu_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                                   const lg_tensor *b, const lg_tensor *target, double scale,
+                                   double softcap, int64_t ignore, lg_tensor *loss,
+                                   lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
                                    lg_tensor *grad_w, lg_tensor *grad_b) {
     const lm_head head = {x, w, b, 1.0, softcap};
     const int64_t N = x->shape[0], C = x->shape[1], V = w->shape[0];
@@ -66,13 +68,15 @@ lg_status cpu_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg
     void *packed = NULL, *logits = NULL;
     LG_TRY(head_kept_rows(ctx, "linear_cross_entropy", target, V, ignore, &row, &kept));
     const int64_t chunk = head_chunk_rows(&head);
-    if (kept > 0 && kept < N) LG_TRY(lg_scratch(ctx, chunk * C * lg_dtype_bytes(x->dtype), &packed));
+    if (kept > 0 && kept < N)
+        LG_TRY(lg_scratch(ctx, chunk * C * lg_dtype_bytes(x->dtype), &packed));
     if (kept > 0) LG_TRY(lg_scratch(ctx, chunk * V * lg_dtype_bytes(dtype), &logits));
 
     memset(loss->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
     if (entropy) memset(entropy->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
     for (int64_t n = 0; predicted && n < N; n++) ((int32_t *)predicted->data)[n] = -1;
-    if (grad_x && kept < N) memset(grad_x->data, 0, (size_t)(N * C * lg_dtype_bytes(grad_x->dtype)));
+    if (grad_x && kept < N)
+        memset(grad_x->data, 0, (size_t)(N * C * lg_dtype_bytes(grad_x->dtype)));
     for (int64_t i0 = 0; i0 < kept; i0 += chunk) {
         const int64_t n = kept - i0 < chunk ? kept - i0 : chunk;
         const void *x_rows = head_gather(&head, row + i0, n, packed);
@@ -83,14 +87,16 @@ lg_status cpu_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg
             const int64_t r = row[i0 + i];
             const int32_t t = targets[r];
             const row_result result =
-                dtype == LG_F64
-                    ? row_f64(&head, (double *)logits + i * V, V, t, scale, gradient)
-                    : row_f32(&head, (float *)logits + i * V, V, t, scale, gradient, predicted != NULL);
+                dtype == LG_F64 ? row_f64(&head, (double *)logits + i * V, V, t, scale, gradient)
+                                : row_f32(&head, (float *)logits + i * V, V, t, scale, gradient,
+                                          predicted != NULL);
             store(loss, r, result.loss);
             if (entropy) store(entropy, r, result.entropy);
             if (predicted) ((int32_t *)predicted->data)[r] = result.predicted;
         }
-        if (gradient) LG_TRY(head_products(ctx, &head, logits, x_rows, row + i0, n, packed, grad_x, grad_w, grad_b));
+        if (gradient)
+            LG_TRY(head_products(ctx, &head, logits, x_rows, row + i0, n, packed, grad_x, grad_w,
+                                 grad_b));
     }
     return LG_OK;
 }

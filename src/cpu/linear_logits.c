@@ -1,9 +1,11 @@
-/* Logits of a vocabulary head, and the pieces that linear_logprob and linear_cross_entropy build on. */
+/* Logits of a vocabulary head, and the pieces that linear_logprob and linear_cross_entropy build
+ * on. */
 #include "linear_logits.h"
 
 #include "gemm.h"
+#include "linear.h"
 
-enum { CHUNK_ROWS = 2048, CHUNK_BYTES = 64 << 20, COLUMNS = 64 };
+enum { CHUNK_ROWS = 2048, CHUNK_BYTES = 64 << 20 };
 
 /* tanh within 3 ulp: Cephes' polynomial below 0.625, by the exponential above. */
 static inline float tanh_f32(float x) {
@@ -44,7 +46,8 @@ const void *head_gather(const lm_head *head, const int32_t *row, int64_t n, void
     const int64_t bytes = head->x->shape[1] * lg_dtype_bytes(head->x->dtype);
     if (row[n - 1] - row[0] == n - 1) return (const char *)head->x->data + row[0] * bytes;
     for (int64_t i = 0; i < n; i++)
-        memcpy((char *)packed + i * bytes, (const char *)head->x->data + row[i] * bytes, (size_t)bytes);
+        memcpy((char *)packed + i * bytes, (const char *)head->x->data + row[i] * bytes,
+               (size_t)bytes);
     return packed;
 }
 
@@ -62,10 +65,15 @@ lg_status head_logits(lg_context *ctx, const lm_head *head, const void *x, int64
         fill_rows(ctx, bias, z, n, row_bytes);
     }
     const gemm_args args = {
-        .m = n, .n = V, .k = C,
+        .m = n,
+        .n = V,
+        .k = C,
         .a = {x, C, head->x->dtype, false},
         .b = {w->data, C, w->dtype, true},
-        .c = z, .ldc = V, .c_dtype = dtype, .accumulate = b != NULL,
+        .c = z,
+        .ldc = V,
+        .c_dtype = dtype,
+        .accumulate = b != NULL,
     };
     LG_TRY(gemm(ctx, &args));
     lg_context_stats(ctx)->gemm_rows += (double)n;
@@ -81,31 +89,24 @@ lg_status head_logits(lg_context *ctx, const lm_head *head, const void *x, int64
     return LG_OK;
 }
 
-/* db[v] += sum over n rows for COLUMNS columns from v0 on, in double. */
-static void sum_columns(const void *dlogits, int64_t n, int64_t v0, lg_tensor *db) {
-    const int64_t V = db->shape[0], width = V - v0 < COLUMNS ? V - v0 : COLUMNS;
-    double total[COLUMNS] = {0};
-    for (int64_t i = 0; i < n; i++) {
-        if (db->dtype == LG_F64)
-            for (int64_t v = 0; v < width; v++) total[v] += ((const double *)dlogits)[i * V + v0 + v];
-        else
-            for (int64_t v = 0; v < width; v++) total[v] += ((const float *)dlogits)[i * V + v0 + v];
-    }
-    for (int64_t v = 0; v < width; v++) store(db, v0 + v, load(db, v0 + v) + total[v]);
-}
-
-lg_status head_products(lg_context *ctx, const lm_head *head, const void *dlogits, const void *x, const int32_t *row,
-                        int64_t n, void *packed, lg_tensor *dx, lg_tensor *dw, lg_tensor *db) {
+lg_status head_products(lg_context *ctx, const lm_head *head, const void *dlogits, const void *x,
+                        const int32_t *row, int64_t n, void *packed, lg_tensor *dx, lg_tensor *dw,
+                        lg_tensor *db) {
     const lg_tensor *w = head->w;
     const int64_t V = w->shape[0], C = w->shape[1], bytes = C * lg_dtype_bytes(head->x->dtype);
     const lg_dtype dtype = logits_dtype(head);
     lg_context_stats(ctx)->gemm_rows += (double)n;
     if (dw) {
         const gemm_args args = {
-            .m = V, .n = C, .k = n,
+            .m = V,
+            .n = C,
+            .k = n,
             .a = {dlogits, V, dtype, true},
             .b = {x, C, head->x->dtype, false},
-            .c = dw->data, .ldc = C, .c_dtype = dw->dtype, .accumulate = true,
+            .c = dw->data,
+            .ldc = C,
+            .c_dtype = dw->dtype,
+            .accumulate = true,
         };
         LG_TRY(gemm(ctx, &args));
     }
@@ -113,25 +114,29 @@ lg_status head_products(lg_context *ctx, const lm_head *head, const void *dlogit
         const bool dense = row[n - 1] - row[0] == n - 1;
         void *y = dense ? (char *)dx->data + row[0] * bytes : packed;
         const gemm_args args = {
-            .m = n, .n = C, .k = V,
+            .m = n,
+            .n = C,
+            .k = V,
             .a = {dlogits, V, dtype, false},
             .b = {w->data, C, w->dtype, false},
-            .c = y, .ldc = C, .c_dtype = dx->dtype,
+            .c = y,
+            .ldc = C,
+            .c_dtype = dx->dtype,
         };
         LG_TRY(gemm(ctx, &args));
         for (int64_t i = 0; !dense && i < n; i++)
-            memcpy((char *)dx->data + row[i] * bytes, (const char *)packed + i * bytes, (size_t)bytes);
+            memcpy((char *)dx->data + row[i] * bytes, (const char *)packed + i * bytes,
+                   (size_t)bytes);
     }
     if (db) {
-        const int threads = op_threads(ctx, n * V, ROW_GRAIN);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (int64_t v = 0; v < V; v += COLUMNS) sum_columns(dlogits, n, v, db);
+        const lg_tensor rows = {.data = (void *)dlogits, .dtype = dtype};
+        linear_bias_gradient(ctx, &rows, n, db);
     }
     return LG_OK;
 }
 
-lg_status head_kept_rows(lg_context *ctx, const char *op, const lg_tensor *target, int64_t V, int64_t ignore,
-                         int32_t **row, int64_t *num) {
+lg_status head_kept_rows(lg_context *ctx, const char *op, const lg_tensor *target, int64_t V,
+                         int64_t ignore, int32_t **row, int64_t *num) {
     const int64_t N = target->shape[0];
     const int32_t *t = target->data;
     void *scratch;
@@ -141,18 +146,19 @@ lg_status head_kept_rows(lg_context *ctx, const char *op, const lg_tensor *targe
     for (int64_t n = 0; n < N; n++) {
         if (t[n] == ignore) continue;
         if (t[n] < 0 || t[n] >= V)
-            return lg_fail(ctx, LG_EINVAL, "%s: target[%lld] is %d, wanted [0, %lld) or %lld", op, (long long)n, t[n],
-                           (long long)V, (long long)ignore);
+            return lg_fail(ctx, LG_EINVAL, "%s: target[%lld] is %d, wanted [0, %lld) or %lld", op,
+                           (long long)n, t[n], (long long)V, (long long)ignore);
         (*row)[(*num)++] = (int32_t)n;
     }
     return LG_OK;
 }
 
-lg_status cpu_linear_logits(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
-                            double temperature, double softcap, lg_tensor *z) {
+lg_status cpu_linear_logits(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                            const lg_tensor *b, double temperature, double softcap, lg_tensor *z) {
     const lm_head head = {x, w, b, temperature, softcap};
     if (!(temperature > 0))
-        return lg_fail(ctx, LG_EINVAL, "linear_logits: temperature is %g, wanted above 0", temperature);
+        return lg_fail(ctx, LG_EINVAL, "linear_logits: temperature is %g, wanted above 0",
+                       temperature);
     if (x->shape[0] == 0) return LG_OK;
     return head_logits(ctx, &head, x->data, x->shape[0], z->data);
 }

@@ -1,5 +1,6 @@
-/* Log-probabilities of target tokens, and their gradient. Rows that take no part leave before the products; those that do are
- * worked on in chunks, so that no more than a chunk of logits is held, unless the caller asks for them. */
+/* Log-probabilities of target tokens, and their gradient. Rows that take no part leave before
+ * the products; those that do are worked on in chunks, so that no more than a chunk of logits is
+ * held, unless the caller asks for them. */
 #include "linear_logits.h"
 #include "logsoftmax.h"
 
@@ -8,9 +9,10 @@ static lg_status check_temperature(lg_context *ctx, const char *op, double tempe
     return lg_fail(ctx, LG_EINVAL, "%s: temperature is %g, wanted above 0", op, temperature);
 }
 
-lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
-                             const lg_tensor *target, double temperature, double softcap, int64_t ignore,
-                             lg_tensor *logp, lg_tensor *entropy, lg_tensor *lse, lg_tensor *z) {
+lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                             const lg_tensor *b, const lg_tensor *target, double temperature,
+                             double softcap, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
+                             lg_tensor *lse, lg_tensor *z) {
     const lm_head head = {x, w, b, temperature, softcap};
     const int64_t N = x->shape[0], C = x->shape[1], V = w->shape[0];
     const lg_dtype dtype = logits_dtype(&head);
@@ -20,7 +22,8 @@ lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tenso
     LG_TRY(head_kept_rows(ctx, "linear_logprob", target, V, ignore, &row, &kept));
     const int64_t chunk = head_chunk_rows(&head);
     void *packed = NULL, *logits = NULL;
-    if (kept > 0 && kept < N) LG_TRY(lg_scratch(ctx, chunk * C * lg_dtype_bytes(x->dtype), &packed));
+    if (kept > 0 && kept < N)
+        LG_TRY(lg_scratch(ctx, chunk * C * lg_dtype_bytes(x->dtype), &packed));
     if (kept > 0 && !z) LG_TRY(lg_scratch(ctx, chunk * V * lg_dtype_bytes(dtype), &logits));
 
     memset(logp->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
@@ -66,11 +69,13 @@ static double target_gradient(const lm_head *head, const row_gradient *g, double
 
 /* The gradient of the logits in place of z; -inf logits have probability 0 and get 0. */
 static void row_backward_f32(const lm_head *head, const row_gradient *g, int64_t V, float *z) {
-    const float lse = (float)g->lse, dlogp = (float)g->dlogp, dh = (float)g->dentropy, entropy = (float)g->entropy;
+    const float lse = (float)g->lse, dlogp = (float)g->dlogp, dh = (float)g->dentropy,
+                entropy = (float)g->entropy;
     const double z_target = z[g->target];
     for (int64_t v = 0; v < V; v += VEC_LANES) {
         const f32x16 zv = load16_at(z, v, V, -INFINITY), t = max16(splat16(-200.0f), zv - lse);
-        const f32x16 dz = -exp16_negative(t) * (dlogp + dh * (t + entropy)) * head_slope16(head, zv);
+        const f32x16 dz =
+            -exp16_negative(t) * (dlogp + dh * (t + entropy)) * head_slope16(head, zv);
         if (v + VEC_LANES <= V)
             store16(z + v, dz);
         else
@@ -88,7 +93,8 @@ static void row_backward_f64(const lm_head *head, const row_gradient *g, int64_t
     z[g->target] = target_gradient(head, g, z_target);
 }
 
-/* Moves row from[i] of z to row i, from[i] >= i ascending; threads own columns, so the order of moves is kept. */
+/* Moves row from[i] of z to row i, from[i] >= i ascending; threads own columns, so the order of
+ * moves is kept. */
 static void compact_rows(lg_context *ctx, lg_tensor *z, const int32_t *from, int64_t n) {
     const int64_t V = z->shape[1], width = lg_dtype_bytes(z->dtype), piece = 4096;
     if (n == 0 || from[n - 1] == n - 1) return;
@@ -97,15 +103,19 @@ static void compact_rows(lg_context *ctx, lg_tensor *z, const int32_t *from, int
     for (int64_t v = 0; v < V; v += piece) {
         const size_t bytes = (size_t)((V - v < piece ? V - v : piece) * width);
         for (int64_t i = 0; i < n; i++)
-            if (from[i] != i) memcpy(logits_at(z->data, i * V + v, z->dtype), logits_at(z->data, from[i] * V + v, z->dtype), bytes);
+            if (from[i] != i)
+                memcpy(logits_at(z->data, i * V + v, z->dtype),
+                       logits_at(z->data, from[i] * V + v, z->dtype), bytes);
     }
 }
 
-lg_status cpu_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, const lg_tensor *dentropy,
-                                      const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
-                                      const lg_tensor *target, const lg_tensor *entropy, const lg_tensor *lse,
-                                      double temperature, double softcap, int64_t ignore, lg_tensor *z, lg_tensor *dx,
-                                      lg_tensor *dw, lg_tensor *db) {
+lg_status cpu_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp,
+                                      const lg_tensor *dentropy, const lg_tensor *x,
+                                      const lg_tensor *w, const lg_tensor *b,
+                                      const lg_tensor *target, const lg_tensor *entropy,
+                                      const lg_tensor *lse, double temperature, double softcap,
+                                      int64_t ignore, lg_tensor *z, lg_tensor *dx, lg_tensor *dw,
+                                      lg_tensor *db) {
     const lm_head head = {x, w, b, temperature, softcap};
     const int64_t N = x->shape[0], C = x->shape[1], V = w->shape[0];
     const lg_dtype dtype = logits_dtype(&head);
@@ -113,7 +123,8 @@ lg_status cpu_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, c
     int64_t kept, active = 0;
     LG_TRY(check_temperature(ctx, "linear_logprob_backward", temperature));
     if (dentropy && !entropy)
-        return lg_fail(ctx, LG_EINVAL, "linear_logprob_backward: entropy is NULL, wanted that of the forward");
+        return lg_fail(ctx, LG_EINVAL,
+                       "linear_logprob_backward: entropy is NULL, wanted that of the forward");
     LG_TRY(head_kept_rows(ctx, "linear_logprob_backward", target, V, ignore, &row, &kept));
 
     /* row: the active rows of x; from: their rows in a packed z. */
@@ -127,7 +138,8 @@ lg_status cpu_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, c
     }
     const int64_t chunk = head_chunk_rows(&head);
     void *packed = NULL, *logits = NULL;
-    if (active > 0 && active < N) LG_TRY(lg_scratch(ctx, chunk * C * lg_dtype_bytes(x->dtype), &packed));
+    if (active > 0 && active < N)
+        LG_TRY(lg_scratch(ctx, chunk * C * lg_dtype_bytes(x->dtype), &packed));
     if (active > 0 && !z) LG_TRY(lg_scratch(ctx, chunk * V * lg_dtype_bytes(dtype), &logits));
 
     if (dx && active < N) memset(dx->data, 0, (size_t)(N * C * lg_dtype_bytes(dx->dtype)));

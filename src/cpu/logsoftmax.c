@@ -1,5 +1,6 @@
-/* Row reductions of logits. exp(z - max) is summed in fp32 over blocks of 1024 and the blocks in double; with t = z - max and
- * s = sum exp t, lse = max + ln s and the entropy is ln s - sum(t exp t) / s. */
+/* Row reductions of logits. exp(z - max) is summed in fp32 over blocks of 1024 and the blocks in
+ * double; with t = z - max and s = sum exp t, lse = max + ln s and the entropy is ln s - sum(t
+ * exp t) / s. */
 #include "logsoftmax.h"
 
 #include "vec.h"

@@ -1,9 +1,11 @@
-/* RMS normalisation over the last dimension. Rows may be strided: the heads of a fused query, key and value matrix. Statistics run in
- * fp32 over 256 elements and in double beyond. */
+/* RMS normalisation over the last dimension. Rows may be strided: the heads of a fused query,
+ * key and value matrix. Statistics run in fp32 over 256 elements and in double beyond. */
 #include "cpu.h"
 #include "vec.h"
 
-enum { ROWS = 64 }; /* rows whose dw is summed together: fixed, so that threads do not change the sum's grouping */
+enum {
+    ROWS = 64
+}; /* rows whose dw is summed together: fixed, so that threads do not change the sum's grouping */
 
 static void norm_row(const float *x, const float *w, int64_t C, float rstd, bool round, float *y) {
     if (round) {
@@ -16,9 +18,10 @@ static void norm_row(const float *x, const float *w, int64_t C, float rstd, bool
     }
 }
 
-/* dx = rstd (g - xhat mean(g xhat)), dw += dy xhat, with g = dy w; either result may be NULL. `x` may be `dx`. */
-static void norm_row_backward(const float *dy, const float *x, const float *w, int64_t C, float rstd, float *dx,
-                              float *dw) {
+/* dx = rstd (g - xhat mean(g xhat)), dw += dy xhat, with g = dy w; either result may be NULL.
+ * `x` may be `dx`. */
+static void norm_row_backward(const float *dy, const float *x, const float *w, int64_t C,
+                              float rstd, float *dx, float *dw) {
     if (dw)
         for (int64_t c = 0; c < C; c++) dw[c] += dy[c] * (x[c] * rstd);
     if (!dx) return;
@@ -34,28 +37,33 @@ static void norm_row_backward(const float *dy, const float *x, const float *w, i
     for (int64_t c = 0; c < C; c++) dx[c] = (w ? dy[c] * w[c] : dy[c]) * rstd - x[c] * a;
 }
 
-static void rms_norm_f64(const lg_tensor *x, const lg_tensor *w, double eps, lg_tensor *y, lg_tensor *rstd) {
+static void rms_norm_f64(const lg_tensor *x, const lg_tensor *w, double eps, lg_tensor *y,
+                         lg_tensor *rstd) {
     const int64_t N = tensor_rows(x), C = tensor_cols(x);
     for (int64_t n = 0; n < N; n++) {
         const double *x_row = (const double *)x->data + row_offset(x, n);
         double *y_row = (double *)y->data + n * C, sum = 0;
         for (int64_t c = 0; c < C; c++) sum += x_row[c] * x_row[c];
         const double r = 1 / sqrt(sum / (double)C + eps);
-        for (int64_t c = 0; c < C; c++) y_row[c] = x_row[c] * r * (w ? ((const double *)w->data)[c] : 1);
+        for (int64_t c = 0; c < C; c++)
+            y_row[c] = x_row[c] * r * (w ? ((const double *)w->data)[c] : 1);
         ((double *)rstd->data)[n] = r;
     }
 }
 
-static void rms_norm_backward_f64(const lg_tensor *dy, const lg_tensor *x, const lg_tensor *w, const lg_tensor *rstd,
-                                  lg_tensor *dx, lg_tensor *dw) {
+static void rms_norm_backward_f64(const lg_tensor *dy, const lg_tensor *x, const lg_tensor *w,
+                                  const lg_tensor *rstd, lg_tensor *dx, lg_tensor *dw) {
     const int64_t N = tensor_rows(x), C = tensor_cols(x);
     for (int64_t n = 0; n < N; n++) {
-        const double *x_row = (const double *)x->data + row_offset(x, n), *dy_row = (const double *)dy->data + n * C;
+        const double *x_row = (const double *)x->data + row_offset(x, n),
+                     *dy_row = (const double *)dy->data + n * C;
         const double r = ((const double *)rstd->data)[n];
         double sum = 0;
-        for (int64_t c = 0; c < C; c++) sum += dy_row[c] * (w ? ((const double *)w->data)[c] : 1) * x_row[c] * r;
+        for (int64_t c = 0; c < C; c++)
+            sum += dy_row[c] * (w ? ((const double *)w->data)[c] : 1) * x_row[c] * r;
         for (int64_t c = 0; c < C; c++) {
-            const double g = dy_row[c] * (w ? ((const double *)w->data)[c] : 1), xhat = x_row[c] * r;
+            const double g = dy_row[c] * (w ? ((const double *)w->data)[c] : 1),
+                         xhat = x_row[c] * r;
             if (dx) ((double *)dx->data)[row_offset(dx, n) + c] = r * (g - xhat * sum / (double)C);
             if (dw) ((double *)dw->data)[c] += dy_row[c] * xhat;
         }
@@ -72,8 +80,8 @@ static lg_status weight_row(lg_context *ctx, const lg_tensor *w, const float **r
     return LG_OK;
 }
 
-lg_status cpu_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, double eps, lg_tensor *y,
-                       lg_tensor *rstd) {
+lg_status cpu_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, double eps,
+                       lg_tensor *y, lg_tensor *rstd) {
     const int64_t N = tensor_rows(x), C = tensor_cols(x);
     if (x->dtype == LG_F64) {
         rms_norm_f64(x, w, eps, y, rstd);
@@ -101,8 +109,9 @@ lg_status cpu_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, 
     return LG_OK;
 }
 
-lg_status cpu_rms_norm_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, const lg_tensor *w,
-                                const lg_tensor *rstd, lg_tensor *dx, lg_tensor *dw) {
+lg_status cpu_rms_norm_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                                const lg_tensor *w, const lg_tensor *rstd, lg_tensor *dx,
+                                lg_tensor *dw) {
     const int64_t N = tensor_rows(x), C = tensor_cols(x);
     if (x->dtype == LG_F64) {
         rms_norm_backward_f64(dy, x, w, rstd, dx, dw);
@@ -119,13 +128,15 @@ lg_status cpu_rms_norm_backward(lg_context *ctx, const lg_tensor *dy, const lg_t
     for (int64_t b = 0; b < blocks; b++) {
         float *buffer = (float *)scratch + thread_index() * 3 * C;
         float *dw_row = dw ? (float *)partial + b * C : NULL;
-        row_walk x_walk = row_walk_from(x, b * ROWS), dx_walk = row_walk_from(dx ? dx : x, b * ROWS);
+        row_walk x_walk = row_walk_from(x, b * ROWS),
+                 dx_walk = row_walk_from(dx ? dx : x, b * ROWS);
         if (dw) memset(dw_row, 0, (size_t)C * 4);
         for (int64_t n = b * ROWS; n < N && n < (b + 1) * ROWS; n++) {
             const float *x_row = load_row(x, x_walk.offset, C, buffer);
             const float *dy_row = load_row(dy, n * C, C, buffer + C);
             float *dx_row = dx ? begin_row(dx, dx_walk.offset, buffer + 2 * C) : NULL;
-            norm_row_backward(dy_row, x_row, weight, C, ((const float *)rstd->data)[n], dx_row, dw_row);
+            norm_row_backward(dy_row, x_row, weight, C, ((const float *)rstd->data)[n], dx_row,
+                              dw_row);
             if (dx) store_row(dx, dx_walk.offset, C, dx_row);
             row_walk_next(&x_walk);
             row_walk_next(&dx_walk);

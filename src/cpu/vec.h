@@ -1,5 +1,6 @@
-/* Vector pieces of the CPU operators: an exponential that loops vectorise, and reductions whose order is fixed: element i
- * of a row always lands in lane i % 16, whatever the row's alignment or the thread count. */
+/* Vector pieces of the CPU operators: an exponential that loops vectorise, and reductions whose
+ * order is fixed: element i of a row always lands in lane i % 16, whatever the row's alignment
+ * or the thread count. */
 #ifndef LIGER_VEC_H
 #define LIGER_VEC_H
 
@@ -10,7 +11,8 @@
 #include <immintrin.h>
 #endif
 
-/* On targets without 512-bit registers these vectors are split; they are never passed between files. */
+/* On targets without 512-bit registers these vectors are split; they are never passed between
+ * files. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 enum { VEC_LANES = 16 };
@@ -19,17 +21,11 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef f32x16 f32x16_any __attribute__((aligned(4), may_alias));
 
-static inline f32x16 load16(const float *x) {
-    return *(const f32x16_any *)x;
-}
+static inline f32x16 load16(const float *x) { return *(const f32x16_any *)x; }
 
-static inline void store16(float *x, f32x16 v) {
-    *(f32x16_any *)x = v;
-}
+static inline void store16(float *x, f32x16 v) { *(f32x16_any *)x = v; }
 
-static inline f32x16 splat16(float x) {
-    return x - (f32x16){0};
-}
+static inline f32x16 splat16(float x) { return x - (f32x16){0}; }
 
 /* The first n elements, then `fill`. */
 static inline f32x16 load16_part(const float *x, int64_t n, float fill) {
@@ -70,9 +66,10 @@ static inline f32x16 max16(f32x16 a, f32x16 b) {
 #endif
 }
 
-/* e^x within 1 ulp where the result is a normal number; 0 for -inf, inf on overflow, NaN for NaN.
- * x = n ln 2 + r, |r| <= ln 2 / 2; e^r is Cephes' polynomial; 2^n is applied in two halves, so that results below the normal
- * numbers and above them come out right. No branches: loops over it vectorise. */
+/* e^x within 1 ulp where the result is a normal number; 0 for -inf, inf on overflow, NaN for
+ * NaN. x = n ln 2 + r, |r| <= ln 2 / 2; e^r is Cephes' polynomial; 2^n is applied in two halves,
+ * so that results below the normal numbers and above them come out right. No branches: loops
+ * over it vectorise. */
 static inline float exp_f32(float x) {
     const float round = 0x1.8p23f;
     x = x < -105.0f ? -105.0f : x;
@@ -91,7 +88,8 @@ static inline float exp_f32(float x) {
     memcpy(&whole, &shifted, 4);
     whole = (int32_t)((uint32_t)whole - 0x4b400000u);
     half = whole >> 1;
-    uint32_t low = ((uint32_t)half + 127u) << 23, high = ((uint32_t)whole - (uint32_t)half + 127u) << 23;
+    uint32_t low = ((uint32_t)half + 127u) << 23, high = ((uint32_t)whole - (uint32_t)half + 127u)
+                                                         << 23;
     float a, b;
     memcpy(&a, &low, 4);
     memcpy(&b, &high, 4);
@@ -126,10 +124,14 @@ static inline float sum_lanes(f32x16 v) {
 }
 
 static inline float max_lanes(f32x16 v) {
-    v = max16(v, __builtin_shuffle(v, (i32x16){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
-    v = max16(v, __builtin_shuffle(v, (i32x16){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
-    v = max16(v, __builtin_shuffle(v, (i32x16){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
-    v = max16(v, __builtin_shuffle(v, (i32x16){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+    v = max16(v,
+              __builtin_shuffle(v, (i32x16){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+    v = max16(v,
+              __builtin_shuffle(v, (i32x16){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+    v = max16(v,
+              __builtin_shuffle(v, (i32x16){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+    v = max16(v,
+              __builtin_shuffle(v, (i32x16){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
     return v[0];
 }
 
@@ -150,9 +152,7 @@ static inline float max_f32(const float *x, int64_t n) {
 /* Long sums add blocks of 1024 elements, each summed in 64 fp32 lanes, in double. */
 enum { VEC_BLOCK = 1024 };
 
-static inline float sum4(const f32x16 s[4]) {
-    return sum_lanes((s[0] + s[1]) + (s[2] + s[3]));
-}
+static inline float sum4(const f32x16 s[4]) { return sum_lanes((s[0] + s[1]) + (s[2] + s[3])); }
 
 /* n <= VEC_BLOCK. */
 static inline float dot_block_f32(const float *a, const float *b, int64_t n) {

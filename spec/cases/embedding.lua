@@ -1,0 +1,15 @@
+return {
+  shapes = {
+    { N = 0, V = 5, C = 8 }, -- nothing to do
+    { N = 1, V = 1, C = 1 },
+    { N = 40, V = 9, C = 33 }, -- ids repeat; not a multiple of a vector
+    { N = 600, V = 50, C = 80, grad = false }, -- two threads, each with its columns
+  },
+  bench = { { N = 2560, V = 256, C = 128 }, { N = 8192, V = 49152, C = 576 } },
+  inputs = function(r, s)
+    return { w = r.normal(s.V, s.C), ids = r.integer(0, s.V - 1, s.N) }
+  end,
+  bytes = function(s, width)
+    return 2 * s.N * s.C * width
+  end,
+}

@@ -1,0 +1,37 @@
+-- Every third row is ignored, if so wanted.
+local function targets(s)
+  local y = {}
+  for n = 1, s.N do
+    y[n] = (s.ignored == "all" or (s.ignored and n % 3 == 1)) and -100 or n * 7 % s.V
+  end
+  return y
+end
+
+return {
+  shapes = {
+    { N = 0, C = 8, V = 5 }, -- nothing to do
+    { N = 1, C = 2, V = 1 }, -- one token in the vocabulary: loss 0
+    { N = 4, C = 8, V = 5, ignored = "all" }, -- no row takes part (B01)
+    { N = 7, C = 19, V = 37, ignored = true }, -- no size is a multiple of a vector
+    { N = 40, C = 24, V = 1030, softcap = 3, ignored = true }, -- enough for two threads
+    { N = 2100, C = 8, V = 19 }, -- more than a chunk of rows
+  },
+  bench = { { N = 2560, C = 128, V = 256 }, { N = 1024, C = 576, V = 49152 } },
+  inputs = function(r, s)
+    return {
+      x = r.normal(s.N, s.C),
+      w = r.normal(s.V, s.C),
+      b = r.normal(s.V),
+      target = r.list(targets(s), "i32"),
+      scale = 0.25,
+      softcap = s.softcap or 0,
+      ignore = -100,
+    }
+  end,
+  bytes = function(s, width)
+    return (2 * s.N * s.C + s.V * s.C) * width + 4 * s.V * s.C + 4 * s.N
+  end,
+  flops = function(s)
+    return 6 * s.N * s.C * s.V
+  end,
+}

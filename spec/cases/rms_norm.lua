@@ -1,0 +1,21 @@
+return {
+  shapes = {
+    { N = 0, H = 2, C = 8 }, -- nothing to do
+    { N = 1, H = 1, C = 2 },
+    { N = 5, H = 3, C = 33 }, -- heads of a fused matrix; not a multiple of a vector
+    { N = 70, H = 1, C = 48 }, -- dw sums two blocks of rows
+    { N = 3, H = 1, C = 1100, grad = false }, -- more than a block of a sum
+    { N = 700, H = 3, C = 64, grad = false }, -- enough for two threads
+  },
+  bench = {
+    { N = 2560, H = 1, C = 128 },
+    { N = 1024, H = 9, C = 64 },
+    { N = 4096, H = 1, C = 2048 },
+  },
+  inputs = function(r, s)
+    return { x = r.normal(s.N, s.H, s.C), w = r.normal(s.C), eps = 1e-5 }
+  end,
+  bytes = function(s, width)
+    return 2 * s.N * s.H * s.C * width
+  end,
+}

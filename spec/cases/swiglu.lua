@@ -1,0 +1,15 @@
+return {
+  shapes = {
+    { N = 0, C = 8 }, -- nothing to do
+    { N = 1, C = 1 },
+    { N = 3, C = 35 }, -- not a multiple of a vector
+    { N = 70, C = 600, grad = false }, -- more than a block; enough for two threads
+  },
+  bench = { { N = 2560, C = 384 }, { N = 4096, C = 1536 } },
+  inputs = function(r, s)
+    return { gate = r.normal(s.N, s.C), up = r.normal(s.N, s.C) }
+  end,
+  bytes = function(s, width)
+    return 3 * s.N * s.C * width
+  end,
+}
