@@ -35,6 +35,17 @@ local config = liger.config({
   sft_learning_rate = 1e-3, -- warm-up of the small model: 128 problems a step, until sampled answers reach sft_until
   sft_until = 0.3,
   save = "", -- folder for the trained model
+}, {
+  loss_type = { "grpo", "bnpo", "dapo", "dr_grpo" },
+  lr_schedule = { "constant", "linear", "cosine", "wsd" },
+  scale_rewards = { "group", "batch", "none" },
+  importance_sampling_level = { "token", "sequence" },
+  holdout = { above = 0, max = 0.9 },
+  max_steps = { min = 0, whole = true },
+  prompts_per_step = { min = 1, whole = true },
+  num_generations = { min = 2, whole = true },
+  num_iterations = { min = 1, whole = true },
+  temperature = { above = 0 },
 })
 local run = liger.run(config)
 local task = liger.task.prompts(config)

@@ -18,6 +18,11 @@ local config = liger.config({
   max_grad_norm = 1,
   gradient_checkpointing = false, -- recompute the layers in the backward: less memory, a third more time
   save = "", -- folder for the trained model
+}, {
+  lr_schedule = { "constant", "linear", "cosine", "wsd" },
+  holdout = { above = 0, max = 0.9 },
+  max_steps = { min = 0, whole = true },
+  batch_size = { min = 1, whole = true },
 })
 
 local run = liger.run(config)

@@ -1,30 +1,62 @@
-/* The context: a device, its backend, the last error, threads and counters. */
+/* The context: a device, its backend, the last error, threads and counters. CUDA is a library of its own, opened here when a
+ * context on it is wanted. */
 #include "context.h"
 
+#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-#include "internal.h"
+/* libliger_cuda.so lies beside the library that holds this function. */
+static lg_status open_cuda(lg_context *ctx, int32_t device) {
+    char path[1024] = "libliger_cuda.so";
+    Dl_info info;
+    if (dladdr((void *)lg_context_open, &info) && info.dli_fname) {
+        const char *slash = strrchr(info.dli_fname, '/');
+        if (slash)
+            snprintf(path, sizeof path, "%.*s/libliger_cuda.so", (int)(slash - info.dli_fname), info.dli_fname);
+    }
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return lg_fail(ctx, LG_EDEVICE, "cuda: cannot open the CUDA backend: %s", dlerror());
+    lg_open_device *open = (lg_open_device *)dlsym(library, "lg_cuda_open");
+    if (!open) return lg_fail(ctx, LG_EDEVICE, "cuda: %s has no lg_cuda_open", path);
+    return open(ctx, device, &ctx->backend, &ctx->device, &ctx->state);
+}
 
 lg_context *lg_context_open(int32_t device) {
-    if (device != LG_CPU) return NULL;
     lg_context *ctx = calloc(1, sizeof *ctx);
     if (!ctx) return NULL;
+    ctx->device_id = device;
     ctx->backend = lg_cpu_backend();
+    ctx->device = &lg_cpu_device;
     lg_context_set_threads(ctx, 0);
+    if (device != LG_CPU) open_cuda(ctx, device);
     return ctx;
 }
 
 void lg_context_close(lg_context *ctx) {
     if (!ctx) return;
-    lg_scratch_end(ctx);
-    free(ctx->scratch);
+    while (ctx->scratch) {
+        lg_scratch_block *block = ctx->scratch;
+        ctx->scratch = block->older;
+        ctx->device->free(ctx, block->data);
+        free(block);
+    }
+    ctx->device->close(ctx);
     free(ctx);
+}
+
+int32_t lg_context_device(const lg_context *ctx) {
+    return ctx->device_id;
+}
+
+const char *lg_context_describe(lg_context *ctx) {
+    return ctx->device->describe(ctx);
 }
 
 const char *lg_error(const lg_context *ctx) {
@@ -59,6 +91,15 @@ lg_stats *lg_context_stats(lg_context *ctx) {
     return &ctx->stats;
 }
 
+lg_status lg_sync(lg_context *ctx) {
+    ctx->stats.syncs++;
+    return ctx->device->sync(ctx);
+}
+
 const struct lg_backend *lg_context_backend(lg_context *ctx) {
     return ctx->backend;
+}
+
+void *lg_context_state(lg_context *ctx) {
+    return ctx->state;
 }

@@ -6,6 +6,8 @@
 #include "liger.h"
 #include "ops.h"
 
+/* libliger_cuda.so calls these too. */
+#pragma GCC visibility push(default)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -20,7 +22,7 @@ lg_status lg_fail(lg_context *ctx, lg_status status, const char *format, ...) __
         if (status_ != LG_OK) return status_;                                                                          \
     } while (0)
 
-/* Working memory of the op that runs, 64-byte aligned, gone when it returns. */
+/* Working memory of the op that runs, on the device and aligned like a block, gone when it returns. */
 lg_status lg_scratch(lg_context *ctx, int64_t bytes, void **data);
 /* Ends an op: all its scratch is free again. */
 void lg_scratch_end(lg_context *ctx);
@@ -29,7 +31,26 @@ struct lg_backend;
 const struct lg_backend *lg_cpu_backend(void);
 const struct lg_backend *lg_context_backend(lg_context *ctx);
 
+/* What a kind of device does for a context besides operators. `state` is the device's own. */
+typedef struct lg_device {
+    const char *(*describe)(lg_context *ctx);
+    /* NULL when there is no memory. */
+    void *(*alloc)(lg_context *ctx, int64_t bytes);
+    void (*free)(lg_context *ctx, void *data);
+    lg_status (*upload)(lg_context *ctx, const void *host, void *data, int64_t bytes);
+    lg_status (*download)(lg_context *ctx, const void *data, void *host, int64_t bytes);
+    lg_status (*sync)(lg_context *ctx);
+    void (*close)(lg_context *ctx);
+} lg_device;
+
+void *lg_context_state(lg_context *ctx);
+
+/* The entry of libliger_cuda.so: opens a device, or fails with a text. */
+typedef lg_status lg_open_device(lg_context *ctx, int32_t device, const struct lg_backend **backend,
+                                 const lg_device **functions, void **state);
+
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif

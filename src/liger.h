@@ -50,13 +50,18 @@ typedef struct lg_stats {
     double reserved_bytes; /* live and parked */
     double scratch_bytes;  /* the ops' own working memory */
     double gemm_rows;      /* rows that went through the matrix products of linear and linear_logprob */
+    double syncs;          /* times that the host waited for the device */
 } lg_stats;
 
 /* ---- context ---- */
 
-/* A context on a device; NULL when out of memory. Not thread safe: one thread at a time uses a context. */
+/* A context on LG_CPU or a CUDA device; NULL when out of memory. When the device cannot be opened lg_error says why, and
+ * the context is good for closing only. Not thread safe: one thread at a time uses a context. */
 lg_context *lg_context_open(int32_t device);
 void lg_context_close(lg_context *ctx);
+int32_t lg_context_device(const lg_context *ctx);
+/* What the device is, in words: "8 CPU threads", "NVIDIA H200, 139.8 GiB". */
+const char *lg_context_describe(lg_context *ctx);
 /* The text of the last failure; valid until the next call. */
 const char *lg_error(const lg_context *ctx);
 /* Number of CPU threads; 0 asks for all cores. */
@@ -64,18 +69,34 @@ lg_status lg_context_set_threads(lg_context *ctx, int64_t threads);
 int64_t lg_context_threads(const lg_context *ctx);
 lg_stats *lg_context_stats(lg_context *ctx);
 void lg_stats_reset_peak(lg_context *ctx);
+/* Waits until the device has done all that was asked of it; reports what failed on the way. */
+lg_status lg_sync(lg_context *ctx);
 /* Hash of the headers that the library was built from; the Lua side refuses to load another. */
 uint64_t lg_abi_hash(void);
 
 /* ---- memory ---- */
 
-/* 64-byte aligned memory, not initialised; NULL when there is none. */
-void *lg_alloc(lg_context *ctx, int64_t bytes);
-/* Gives a block back. NULL is allowed. The context must still be open. Never fails: it is a finalizer. */
-void lg_free(void *data);
+/* A block of the device's memory. */
+typedef struct lg_block {
+    void *data; /* 64-byte aligned on the CPU, 256 on CUDA */
+    int64_t bytes;
+    lg_context *ctx;
+    bool parked;
+} lg_block;
+
+/* Memory that is not initialised; NULL when there is none. */
+lg_block *lg_alloc(lg_context *ctx, int64_t bytes);
+/* Gives a block back, in stream order: work that was asked for before may still use it. NULL is allowed. The context must
+ * still be open. Never fails: it is a finalizer. */
+void lg_free(lg_block *block);
 /* Parked blocks stay allocated and stop counting as live: a cache above this library recycles them. */
-void lg_park(void *data);
-void lg_unpark(void *data);
+void lg_park(lg_block *block);
+void lg_unpark(lg_block *block);
+
+/* Copies between host memory and a dense tensor. An upload returns when `host` may be reused; a download waits for the
+ * device. */
+lg_status lg_upload(lg_context *ctx, const void *host, lg_tensor *y);
+lg_status lg_download(lg_context *ctx, const lg_tensor *x, void *host);
 
 int64_t lg_dtype_bytes(int32_t dtype);
 const char *lg_dtype_name(int32_t dtype);

@@ -1,67 +1,128 @@
-/* Memory on the CPU: counted blocks with a header in front, and the scratch of the op that runs. */
+/* Counted blocks of the device's memory, copies to and from it, and the scratch of the op that runs; what the CPU does for them. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "context.h"
-#include "internal.h"
 
-enum { ALIGN = 64, HUGE_BYTES = 1 << 21 };
+enum { ALIGN = 256, FIRST_SCRATCH_BYTES = 1 << 21 };
 
-/* Stands in the 64 bytes before a block's data. */
-typedef struct header {
-    lg_context *ctx;
-    int64_t bytes;
-    bool parked;
-} header;
+/* ---- the CPU as a device ---- */
 
-_Static_assert(sizeof(header) <= ALIGN, "the header fits before the data");
-
-static header *header_of(void *data) {
-    return (header *)((char *)data - ALIGN);
+static const char *cpu_describe(lg_context *ctx) {
+    snprintf(ctx->description, sizeof ctx->description, "%lld CPU threads", (long long)ctx->threads);
+    return ctx->description;
 }
 
-static void *aligned_block(int64_t bytes) {
-    if (bytes < 0 || bytes > INT64_MAX - 2 * ALIGN) return NULL;
-    return aligned_alloc(ALIGN, (size_t)(bytes + 2 * ALIGN - 1) / ALIGN * ALIGN);
+/* Aligned by hand, what malloc gave standing just before the data: aligned_alloc cannot take a freed block of its own size
+ * again, so memory would grow. */
+static void *cpu_alloc(lg_context *ctx, int64_t bytes) {
+    (void)ctx;
+    if (bytes < 0 || bytes > INT64_MAX / 2) return NULL;
+    char *memory = malloc((size_t)bytes + ALIGN + sizeof(void *));
+    if (!memory) return NULL;
+    uintptr_t at = ((uintptr_t)memory + sizeof(void *) + ALIGN - 1) / ALIGN * ALIGN;
+    char *data = memory + (at - (uintptr_t)memory);
+    memcpy(data - sizeof(void *), &memory, sizeof memory);
+    return data;
 }
+
+static void cpu_free(lg_context *ctx, void *data) {
+    (void)ctx;
+    char *memory;
+    memcpy(&memory, (char *)data - sizeof(void *), sizeof memory);
+    free(memory);
+}
+
+static lg_status cpu_upload(lg_context *ctx, const void *host, void *data, int64_t bytes) {
+    (void)ctx;
+    if (bytes) memcpy(data, host, (size_t)bytes);
+    return LG_OK;
+}
+
+static lg_status cpu_download(lg_context *ctx, const void *data, void *host, int64_t bytes) {
+    (void)ctx;
+    if (bytes) memcpy(host, data, (size_t)bytes);
+    return LG_OK;
+}
+
+static lg_status cpu_sync(lg_context *ctx) {
+    (void)ctx;
+    return LG_OK;
+}
+
+static void cpu_close(lg_context *ctx) {
+    (void)ctx;
+}
+
+const lg_device lg_cpu_device = {
+    .describe = cpu_describe,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .upload = cpu_upload,
+    .download = cpu_download,
+    .sync = cpu_sync,
+    .close = cpu_close,
+};
+
+/* ---- blocks ---- */
 
 static void count_live(lg_stats *stats, double bytes) {
     stats->live_bytes += bytes;
     if (stats->live_bytes > stats->peak_bytes) stats->peak_bytes = stats->live_bytes;
 }
 
-void *lg_alloc(lg_context *ctx, int64_t bytes) {
-    char *block = aligned_block(bytes);
-    if (!block) return NULL;
-    *(header *)block = (header){ctx, bytes, false};
+lg_block *lg_alloc(lg_context *ctx, int64_t bytes) {
+    lg_block *block = malloc(sizeof *block);
+    void *data = block ? ctx->device->alloc(ctx, bytes) : NULL;
+    if (!data) {
+        free(block);
+        return NULL;
+    }
+    *block = (lg_block){data, bytes, ctx, false};
     ctx->stats.reserved_bytes += (double)bytes;
     count_live(&ctx->stats, (double)bytes);
-    return block + ALIGN;
+    return block;
 }
 
-void lg_free(void *data) {
-    if (!data) return;
-    header *h = header_of(data);
-    h->ctx->stats.reserved_bytes -= (double)h->bytes;
-    if (!h->parked) h->ctx->stats.live_bytes -= (double)h->bytes;
-    free(h);
+void lg_free(lg_block *block) {
+    if (!block) return;
+    lg_stats *stats = &block->ctx->stats;
+    stats->reserved_bytes -= (double)block->bytes;
+    if (!block->parked) stats->live_bytes -= (double)block->bytes;
+    block->ctx->device->free(block->ctx, block->data);
+    free(block);
 }
 
-void lg_park(void *data) {
-    header *h = header_of(data);
-    if (h->parked) return;
-    h->parked = true;
-    h->ctx->stats.live_bytes -= (double)h->bytes;
+void lg_park(lg_block *block) {
+    if (block->parked) return;
+    block->parked = true;
+    block->ctx->stats.live_bytes -= (double)block->bytes;
 }
 
-void lg_unpark(void *data) {
-    header *h = header_of(data);
-    if (!h->parked) return;
-    h->parked = false;
-    count_live(&h->ctx->stats, (double)h->bytes);
+void lg_unpark(lg_block *block) {
+    if (!block->parked) return;
+    block->parked = false;
+    count_live(&block->ctx->stats, (double)block->bytes);
 }
 
 void lg_stats_reset_peak(lg_context *ctx) {
     ctx->stats.peak_bytes = ctx->stats.live_bytes;
+}
+
+static int64_t dense_bytes(const lg_tensor *t) {
+    int64_t n = lg_dtype_bytes(t->dtype);
+    for (int i = 0; i < t->ndim; i++) n *= t->shape[i];
+    return n;
+}
+
+lg_status lg_upload(lg_context *ctx, const void *host, lg_tensor *y) {
+    return ctx->device->upload(ctx, host, y->data, dense_bytes(y));
+}
+
+lg_status lg_download(lg_context *ctx, const lg_tensor *x, void *host) {
+    ctx->stats.syncs++;
+    return ctx->device->download(ctx, x->data, host, dense_bytes(x));
 }
 
 int64_t lg_dtype_bytes(int32_t dtype) {
@@ -74,10 +135,16 @@ const char *lg_dtype_name(int32_t dtype) {
     return dtype >= 0 && dtype < LG_NUM_DTYPES ? name[dtype] : "no dtype";
 }
 
+/* ---- scratch ---- */
+
 static lg_status add_scratch_block(lg_context *ctx, int64_t bytes) {
-    lg_scratch_block *block = aligned_block(bytes);
-    if (!block) return lg_fail(ctx, LG_ENOMEM, "scratch: no memory for %lld bytes", (long long)bytes);
-    *block = (lg_scratch_block){ctx->scratch, bytes, 0};
+    lg_scratch_block *block = malloc(sizeof *block);
+    char *data = block ? ctx->device->alloc(ctx, bytes) : NULL;
+    if (!data) {
+        free(block);
+        return lg_fail(ctx, LG_ENOMEM, "scratch: no memory for %lld bytes", (long long)bytes);
+    }
+    *block = (lg_scratch_block){ctx->scratch, data, bytes, 0};
     ctx->scratch = block;
     ctx->stats.scratch_bytes += (double)bytes;
     return LG_OK;
@@ -89,28 +156,25 @@ lg_status lg_scratch(lg_context *ctx, int64_t bytes, void **data) {
     bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     lg_scratch_block *block = ctx->scratch;
     if (!block || block->bytes - block->used < bytes) {
-        int64_t least = block ? 2 * block->bytes : HUGE_BYTES;
+        int64_t least = block ? 2 * block->bytes : FIRST_SCRATCH_BYTES;
         LG_TRY(add_scratch_block(ctx, bytes > least ? bytes : least));
         block = ctx->scratch;
     }
-    *data = (char *)block + ALIGN + block->used;
+    *data = block->data + block->used;
     block->used += bytes;
     return LG_OK;
 }
 
-/* Several blocks become one of their joint size next time, so that a steady state has one block and no allocation. */
+/* Only the newest block, which is the largest, is kept: a steady state has one block and no allocation. */
 void lg_scratch_end(lg_context *ctx) {
-    if (!ctx->scratch) return;
-    if (ctx->scratch->older) {
-        int64_t bytes = 0;
-        while (ctx->scratch) {
-            lg_scratch_block *block = ctx->scratch;
-            ctx->scratch = block->older;
-            bytes += block->bytes;
-            free(block);
-        }
-        ctx->stats.scratch_bytes = 0;
-        if (add_scratch_block(ctx, bytes) != LG_OK) return;
+    lg_scratch_block *kept = ctx->scratch;
+    if (!kept) return;
+    while (kept->older) {
+        lg_scratch_block *old = kept->older;
+        kept->older = old->older;
+        ctx->stats.scratch_bytes -= (double)old->bytes;
+        ctx->device->free(ctx, old->data);
+        free(old);
     }
-    ctx->scratch->used = 0;
+    kept->used = 0;
 }

@@ -17,7 +17,7 @@ local scope -- the innermost open scope: { n = count, outer = scope, storages = 
 local weak = { __mode = "v" }
 
 ---@class liger.Storage
----@field ptr ffi.cdata*|nil  nil once released
+---@field block ffi.cdata*|nil  nil once released, and for memory that someone else owns
 ---@field bytes integer
 ---@field dead boolean|nil    released: its tensors can no longer be used
 ---@field kept boolean|nil    outlives its scope
@@ -57,11 +57,11 @@ end
 function M.alloc(bytes)
   bytes = round_up(bytes)
   local list = pool[bytes]
-  local ptr = list and list[#list]
-  if ptr then
+  local block = list and list[#list]
+  if block then
     list[#list] = nil
     parked_bytes = parked_bytes - bytes
-    C.lg_unpark(ptr)
+    C.lg_unpark(block)
   else
     if stats.live_bytes + bytes > limit then
       collect()
@@ -69,13 +69,13 @@ function M.alloc(bytes)
     if parked_bytes > stats.live_bytes + HEADROOM then
       M.trim()
     end
-    ptr = C.lg_alloc(ctx, bytes)
-    if ptr == nil then
+    block = C.lg_alloc(ctx, bytes)
+    if block == nil then
       M.trim()
       collect()
-      ptr = C.lg_alloc(ctx, bytes)
+      block = C.lg_alloc(ctx, bytes)
     end
-    if ptr == nil then
+    if block == nil then
       lib.raise(
         ("out of memory: wanted %.1f MiB with %.1f MiB live; use smaller batches"):format(
           bytes / MIB,
@@ -83,9 +83,9 @@ function M.alloc(bytes)
         )
       )
     end
-    ptr = ffi.gc(ptr, C.lg_free)
+    block = ffi.gc(block, C.lg_free)
   end
-  local storage = { ptr = ptr, bytes = bytes }
+  local storage = { block = block, bytes = bytes }
   if scope then
     local n = scope.n + 1
     scope.n = n
@@ -97,19 +97,19 @@ end
 --- Gives a storage back at once. Its tensors become unusable.
 ---@param storage liger.Storage
 function M.release(storage)
-  local ptr = storage.ptr
-  if not ptr or storage.foreign then
+  local block = storage.block
+  if not block then
     return
   end
-  storage.ptr = nil
+  storage.block = nil
   storage.dead = true
-  C.lg_park(ptr)
+  C.lg_park(block)
   local list = pool[storage.bytes]
   if not list then
     list = {}
     pool[storage.bytes] = list
   end
-  list[#list + 1] = ptr
+  list[#list + 1] = block
   parked_bytes = parked_bytes + storage.bytes
 end
 

@@ -86,7 +86,7 @@ function Tensor.empty(shape, dtype)
   raw.ndim = ndim
   raw.dtype = id
   raw.device = -1
-  raw.data = storage.ptr
+  raw.data = storage.block.data
   return setmetatable({ shape = shape, dtype = dtype, raw = raw, storage = storage }, Tensor)
 end
 
@@ -117,7 +117,7 @@ end
 ---@param data ffi.cdata*
 function Tensor.foreign(data, shape, dtype, owner)
   check_dtype(dtype)
-  local storage = { ptr = data, bytes = 0, foreign = owner or true }
+  local storage = { bytes = 0, foreign = owner or true }
   local base = { shape = shape, dtype = dtype, storage = storage, raw = tensor_t() }
   base.raw.data = ffi.cast("void *", data)
   base.raw.dtype = dtype_id[dtype]
