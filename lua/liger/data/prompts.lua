@@ -33,7 +33,20 @@ function M.load(path, tokenizer)
   return rows
 end
 
-local function completion_ids(tokenizer, prompt, completion, row)
+local function check_type(path, row, name, ...)
+  local got = type(row[name])
+  for _, wanted in ipairs({ ... }) do
+    if got == wanted then
+      return
+    end
+  end
+  local wanted = table.concat({ ... }, " or "):gsub("table", "list of messages")
+  lib.raise(("%s: %s is a %s, wanted a %s"):format(where(path, row), name, got, wanted))
+end
+
+local function completion_ids(tokenizer, path, row)
+  local prompt, completion = row.prompt, row.completion
+  check_type(path, row, "completion", type(prompt))
   if type(completion) == "table" then
     -- The chat with its answer, less the chat up to the answer's beginning.
     local all = {}
@@ -45,6 +58,13 @@ local function completion_ids(tokenizer, prompt, completion, row)
     end
     local whole = encode(tokenizer, all, false)
     local ids = {}
+    for i, id in ipairs(row.ids) do
+      if whole[i] ~= id then
+        lib.raise(
+          ("%s: the chat template changes the prompt when the completion follows, from token %d on"):format(where(path, row), i)
+        )
+      end
+    end
     for i = #row.ids + 1, #whole do
       ids[#ids + 1] = whole[i]
     end
@@ -67,9 +87,11 @@ function M.supervised(path, tokenizer, max_length)
   for _, row in ipairs(jsonl.read(path)) do
     local prompt, completion
     if row.prompt ~= nil and row.completion ~= nil then
+      check_type(path, row, "prompt", "string", "table")
       row.ids = encode(tokenizer, row.prompt, true)
-      prompt, completion = row.ids, completion_ids(tokenizer, row.prompt, row.completion, row)
+      prompt, completion = row.ids, completion_ids(tokenizer, path, row)
     elseif row.text ~= nil or row.messages ~= nil then
+      check_type(path, row, row.text ~= nil and "text" or "messages", row.text ~= nil and "string" or "table")
       local ids = encode(tokenizer, row.text or row.messages, false)
       if row.text and tokenizer.eos_id and ids[#ids] ~= tokenizer.eos_id then
         ids[#ids + 1] = tokenizer.eos_id

@@ -91,6 +91,42 @@ local function normalize_then_sum(rewards, group, weights)
   return sums
 end
 
+local OPTIONS = { group = true, scale_rewards = true, reward_weights = true, aggregation = true }
+
+local function check(options)
+  for key in pairs(options) do
+    if not OPTIONS[key] then
+      lib.raise(("advantage: unknown option %s"):format(tostring(key)))
+    end
+  end
+  local group, scale, aggregation = options.group, options.scale_rewards, options.aggregation
+  if type(group) ~= "number" or group < 1 or group % 1 ~= 0 then
+    lib.raise(("advantage: group is %s, wanted a whole number from 1"):format(tostring(group)))
+  end
+  if scale ~= nil and scale ~= "group" and scale ~= "batch" and scale ~= "none" then
+    lib.raise(("advantage: scale_rewards is %s, wanted group, batch or none"):format(tostring(scale)))
+  end
+  if aggregation ~= nil and aggregation ~= "sum_then_normalize" and aggregation ~= "normalize_then_sum" then
+    lib.raise(("advantage: aggregation is %s, wanted sum_then_normalize or normalize_then_sum"):format(tostring(aggregation)))
+  end
+end
+
+-- One row a completion, one column a function.
+local function as_rows(rewards, weights)
+  if type(rewards[1]) ~= "number" then
+    local columns = rewards[1] and #rewards[1]
+    if weights and columns and #weights ~= columns then
+      lib.raise(("advantage: %d reward_weights, wanted one for each of %d functions"):format(#weights, columns))
+    end
+    return rewards
+  end
+  local rows = {}
+  for i, x in ipairs(rewards) do
+    rows[i] = { x }
+  end
+  return rows
+end
+
 --- Advantage of each completion.
 ---@param rewards number[]|number[][]  one a completion, group by group; or one a function and completion, NaN where it does not apply
 ---@param options table  group (completions a prompt), scale_rewards ("group", "batch", "none"), reward_weights, aggregation
@@ -98,29 +134,16 @@ end
 ---@return number[] advantages
 ---@return { reward: number, reward_std: number, frac_reward_zero_std: number } metrics
 function M.compute(rewards, options)
+  check(options)
   local group, scale = options.group, options.scale_rewards or "group"
   if #rewards % group ~= 0 then
     lib.raise(("advantage: %d rewards, wanted a multiple of the group of %d"):format(#rewards, group))
   end
-  if scale ~= "group" and scale ~= "batch" and scale ~= "none" then
-    lib.raise(("advantage: scale_rewards is %s, wanted group, batch or none"):format(tostring(scale)))
-  end
-  local rows = rewards
-  if type(rewards[1]) == "number" then
-    rows = {}
-    for i, x in ipairs(rewards) do
-      rows[i] = { x }
-    end
-  end
+  local rows = as_rows(rewards, options.reward_weights)
   local totals = weighted(rows, options.reward_weights)
   local advantages, stds = normalise(totals, group, scale)
-  local aggregation = options.aggregation or "sum_then_normalize"
-  if aggregation == "normalize_then_sum" and #rows > 0 then
+  if options.aggregation == "normalize_then_sum" and #rows > 0 then
     advantages = normalize_then_sum(rows, group, options.reward_weights)
-  elseif aggregation ~= "sum_then_normalize" and aggregation ~= "normalize_then_sum" then
-    lib.raise(
-      ("advantage: aggregation is %s, wanted sum_then_normalize or normalize_then_sum"):format(tostring(aggregation))
-    )
   end
   local mean = moments(totals)
   local zero = 0

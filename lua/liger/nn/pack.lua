@@ -1,4 +1,5 @@
 -- Packing: sequences of different lengths laid end to end, with the positions, boundaries and targets that the model needs.
+local lib = require("liger.ffi")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -51,7 +52,10 @@ end
 ---   0), completion_cu [S+1] i32, num_completion
 function M.completions(samples)
   local N, K = 0, 0
-  for _, s in ipairs(samples) do
+  for i, s in ipairs(samples) do
+    if #s.ids == 0 then
+      lib.raise(("pack: sample %d has no prompt, wanted at least one token"):format(i))
+    end
     N = N + #s.ids + math.max(#s.completion - 1, 0)
     K = K + #s.completion
   end

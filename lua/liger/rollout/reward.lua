@@ -16,8 +16,11 @@ end
 
 -- The last number of a text, thousands separators left out; nil when there is none.
 local function last_number(text)
-  local found
-  for number in text:gsub("(%d),(%d%d%d)", "%1%2"):gmatch("%-?%d+%.?%d*") do
+  local found, changed
+  repeat
+    text, changed = text:gsub("(%d),(%d%d%d)%f[%D]", "%1%2")
+  until changed == 0
+  for number in text:gmatch("%-?%d+%.?%d*") do
     found = tonumber((number:gsub("%.$", "")))
   end
   return found
