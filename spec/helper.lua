@@ -85,7 +85,7 @@ end
 function M.close(got, wanted, tolerance, what, least)
   tolerance = tolerance or 1e-6
   local error, at = M.difference(got, wanted, least)
-  if not (error <= tolerance) then
+  if error > tolerance then -- never NaN
     assert(
       false,
       ("%s: value %d is %.9g, wanted %.9g (error %.2g, allowed %.2g)"):format(
@@ -225,7 +225,7 @@ function M.check_gradient(f, x, gradient, tolerance, what)
   for k, i in ipairs(moved) do
     wanted[k], got[k] = slope(f, x, i), all[i + 1]
     local error = math.abs(wanted[k] - got[k])
-    if not (error <= (tolerance or 1e-6) * math.max(scale, 1e-3)) then
+    if error > (tolerance or 1e-6) * math.max(scale, 1e-3) or error ~= error then
       assert(
         false,
         ("%s: gradient of element %d is %.9g, central differences give %.9g"):format(
