@@ -1,6 +1,7 @@
-/* Byte pair encoding as Hugging Face's `tokenizers` does it: a word's characters become symbols, and the pair of the lowest
- * rank is merged until none is left. Pairs wait in a heap and are checked when they leave it, so that a text of n
- * characters costs n log n also where it is one single word. */
+/* Byte pair encoding as Hugging Face's `tokenizers` does it: a word's characters become symbols,
+ * and the pair of the lowest rank is merged until none is left. Pairs wait in a heap and are
+ * checked when they leave it, so that a text of n characters costs n log n also where it is one
+ * single word. */
 #include "bpe.h"
 
 #include <stdio.h>
@@ -255,7 +256,8 @@ static bool add_bytes(lg_bpe *bpe, const char *text, int n) {
     return true;
 }
 
-/* A character that is no token becomes its bytes' tokens, or unk (a run of them one unk if fused), or nothing. */
+/* A character that is no token becomes its bytes' tokens, or unk (a run of them one unk if
+ * fused), or nothing. */
 static void make_symbols(lg_bpe *bpe, const char *text, int64_t bytes) {
     bpe->symbols.bytes = 0;
     bool after_unk = false;

@@ -1,4 +1,5 @@
-/* Byte pair encoding: a vocabulary, its merges, and one word's way through them. Internal to the library. */
+/* Byte pair encoding: a vocabulary, its merges, and one word's way through them. Internal to the
+ * library. */
 #ifndef LIGER_BPE_H
 #define LIGER_BPE_H
 
@@ -25,7 +26,8 @@ typedef struct lg_bpe {
     lg_buffer symbols, heap; /* of the word in work */
 } lg_bpe;
 
-/* Reads the "model" object of a tokenizer.json; ids up to `max_id` will have room. Close also after a failure. */
+/* Reads the "model" object of a tokenizer.json; ids up to `max_id` will have room. Close also
+ * after a failure. */
 lg_status lg_bpe_open(lg_context *ctx, const lg_json *model, int64_t max_id, lg_bpe *bpe);
 void lg_bpe_close(lg_bpe *bpe);
 /* The id of a text of the model's vocabulary, or -1. */

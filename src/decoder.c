@@ -1,4 +1,5 @@
-/* Decoders: ByteLevel, ByteFallback, Replace, Fuse, Strip, Metaspace. Each step reads all pieces and writes new ones. */
+/* Decoders: ByteLevel, ByteFallback, Replace, Fuse, Strip, Metaspace. Each step reads all pieces
+ * and writes new ones. */
 #include "tokenizer.h"
 
 #include <string.h>
@@ -54,7 +55,8 @@ void lg_pieces_add(lg_pieces *pieces, const char *text, int64_t bytes, bool is_a
     lg_buffer_append(&pieces->items, &piece, sizeof piece);
 }
 
-/* Bytes at `s` that begin a character but do not finish one: what one U+FFFD stands for. At least 1. */
+/* Bytes at `s` that begin a character but do not finish one: what one U+FFFD stands for. At
+ * least 1. */
 static int64_t broken_bytes(const char *text, int64_t bytes) {
     const unsigned char *s = (const unsigned char *)text;
     if (s[0] < 0xC2 || s[0] > 0xF4 || bytes < 2) return 1;

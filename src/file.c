@@ -1,6 +1,7 @@
-/* Tensor files: opening (mapped, told apart by content), reading a tensor into another dtype, closing.
- * The formats are in safetensors.c and gguf.c. A file that another process cuts short while it is mapped raises SIGBUS:
- * writers must rename whole files into place, as lg_safetensors_write does. */
+/* Tensor files: opening (mapped, told apart by content), reading a tensor into another dtype,
+ * closing. The formats are in safetensors.c and gguf.c. A file that another process cuts short
+ * while it is mapped raises SIGBUS: writers must rename whole files into place, as
+ * lg_safetensors_write does. */
 #include "file.h"
 
 #include <errno.h>
@@ -97,7 +98,8 @@ int lg_file_by_place(const void *a, const void *b) {
 
 /* ---- conversion: to f32 in blocks, exact, then rounded once to the wanted dtype ---- */
 
-/* Dequantised values must have the bits of other readers: a product, rounded, then a sum, rounded. */
+/* Dequantised values must have the bits of other readers: a product, rounded, then a sum,
+ * rounded. */
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #else
@@ -140,7 +142,8 @@ static uint16_t f16_of_float(float f) {
     if (magnitude >= 0x477FF000)
         return (uint16_t)(sign | 0x7C00); /* 65520 and more round to infinity */
     if (magnitude < 0x38800000) {
-        /* Subnormal: adding 0.5 puts the last place of the result at 2^-24, and the adder rounds. */
+        /* Subnormal: adding 0.5 puts the last place of the result at 2^-24, and the adder
+         * rounds. */
         return (uint16_t)(sign | (bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3F000000));
     }
     return (uint16_t)(sign | (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13);

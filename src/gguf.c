@@ -1,6 +1,7 @@
-/* GGUF versions 2 and 3, little endian: magic, version, counts, key-value pairs, tensor directory, aligned data.
- * Each count, length and offset is compared with the bytes that are left before anything is read or allocated. The
- * key-value pairs become one JSON object; dimensions are turned round, outermost first. */
+/* GGUF versions 2 and 3, little endian: magic, version, counts, key-value pairs, tensor
+ * directory, aligned data. Each count, length and offset is compared with the bytes that are
+ * left before anything is read or allocated. The key-value pairs become one JSON object;
+ * dimensions are turned round, outermost first. */
 #include "file.h"
 
 #include <math.h>
@@ -290,7 +291,8 @@ static lg_status check_apart(const reader *r, const lg_file_tensor **order) {
     return LG_OK;
 }
 
-/* Walks the directory for the bytes of all names with their NULs: the entries point into one block that may not move. */
+/* Walks the directory for the bytes of all names with their NULs: the entries point into one
+ * block that may not move. */
 static lg_status count_names(reader r, int64_t n, int64_t *bytes) {
     *bytes = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -347,7 +349,8 @@ static lg_status read_all(reader *r, int64_t num_pairs, int64_t num_tensors, pai
     return read_directory(r, num_tensors, alignment, offsets, order);
 }
 
-/* The least bytes that an entry takes: a tensor name's length, dimensions, type, offset; a key's length, type, value. */
+/* The least bytes that an entry takes: a tensor name's length, dimensions, type, offset; a key's
+ * length, type, value. */
 enum { MIN_TENSOR_BYTES = 24, MIN_PAIR_BYTES = 13 };
 
 lg_status lg_gguf_read(lg_context *ctx, lg_file *file) {

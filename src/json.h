@@ -1,5 +1,6 @@
-/* A strict JSON reader (RFC 8259) for file headers and tokenizer descriptions: one flat array of nodes in the order of the
- * text, so that a document of 150,000 strings costs a few allocations. Internal to the library. */
+/* A strict JSON reader (RFC 8259) for file headers and tokenizer descriptions: one flat array of
+ * nodes in the order of the text, so that a document of 150,000 strings costs a few allocations.
+ * Internal to the library. */
 #ifndef LIGER_JSON_H
 #define LIGER_JSON_H
 
@@ -17,12 +18,10 @@ enum lg_json_kind {
 
 /* A container's children follow it; an object's are key, value, key, value. */
 typedef struct lg_json {
-    const char
-        *text; /* a string's bytes, unescaped (may hold NUL); of anything else its source text */
-    uint32_t bytes; /* of `text` */
-    uint32_t count; /* children: elements of an array, members of an object */
-    uint32_t
-        size; /* nodes of this value with all its children: `node + node->size` is the next sibling */
+    const char *text; /* a string's bytes, unescaped (may hold NUL); else its source text */
+    uint32_t bytes;   /* of `text` */
+    uint32_t count;   /* children: elements of an array, members of an object */
+    uint32_t size;    /* nodes with all children: `node + node->size` is the next sibling */
     uint32_t kind;
 } lg_json;
 
@@ -31,8 +30,9 @@ typedef struct lg_json_document {
     char *strings; /* the strings that had escapes */
 } lg_json_document;
 
-/* Reads the whole of `text`, which must outlive the document. `what` begins the error texts. Refused: anything after the
- * value, text that is no UTF-8, lone surrogates, more than 64 levels, the same key twice in one object, 2 GiB and more. */
+/* Reads the whole of `text`, which must outlive the document. `what` begins the error texts.
+ * Refused: anything after the value, text that is no UTF-8, lone surrogates, more than 64
+ * levels, the same key twice in one object, 2 GiB and more. */
 lg_status lg_json_parse(lg_context *ctx, const char *what, const char *text, int64_t bytes,
                         lg_json_document *document);
 void lg_json_free(lg_json_document *document);
@@ -40,14 +40,17 @@ void lg_json_free(lg_json_document *document);
 /* The member `key` of an object, or NULL: no such member, or `object` is NULL or no object. */
 const lg_json *lg_json_get(const lg_json *object, const char *key);
 bool lg_json_is(const lg_json *node, const char *string);
-/* A non-negative integer written as digits only; false when it is anything else or passes INT64_MAX. */
+/* A non-negative integer written as digits only; false when it is anything else or passes
+ * INT64_MAX. */
 bool lg_json_integer(const lg_json *node, int64_t *value);
 
-/* Bytes of the UTF-8 character at `text` (1 to 4), or 0 when it is not valid: surrogates and overlong forms are not. */
+/* Bytes of the UTF-8 character at `text` (1 to 4), or 0 when it is not valid: surrogates and
+ * overlong forms are not. */
 int lg_utf8_bytes(const char *text, int64_t bytes);
 uint64_t lg_hash_bytes(const void *data, int64_t bytes);
 
-/* A growing byte buffer; `failed` stays set after an allocation failed, and later appends do nothing. */
+/* A growing byte buffer; `failed` stays set after an allocation failed, and later appends do
+ * nothing. */
 typedef struct lg_buffer {
     char *data;
     int64_t bytes;

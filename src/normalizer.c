@@ -1,4 +1,5 @@
-/* Normalizers: Unicode forms (utf8proc), Replace, Prepend. Each step writes the whole text into its own buffer. */
+/* Normalizers: Unicode forms (utf8proc), Replace, Prepend. Each step writes the whole text into
+ * its own buffer. */
 #include "tokenizer.h"
 
 #include <stdlib.h>

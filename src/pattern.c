@@ -1,8 +1,10 @@
-/* Patterns of a tokenizer description: a literal text, or a regular expression with Unicode classes (PCRE2, JIT).
+/* Patterns of a tokenizer description: a literal text, or a regular expression with Unicode
+ * classes (PCRE2, JIT).
  *
- * The expressions were written for Oniguruma. What differs is met here: \s must not match U+180E, and a class
- * intersection (&&), which PCRE2 reads as two literals, is refused. Bytes that are no UTF-8 are matched as the control
- * character 0x1A. Both stand-ins go into a copy that is only matched, never encoded. */
+ * The expressions were written for Oniguruma. What differs is met here: \s must not match
+ * U+180E, and a class intersection (&&), which PCRE2 reads as two literals, is refused. Bytes
+ * that are no UTF-8 are matched as the control character 0x1A. Both stand-ins go into a copy
+ * that is only matched, never encoded. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "tokenizer.h"
 

@@ -1,5 +1,5 @@
-/* Pre-tokenizers: Split, ByteLevel, Digits, Metaspace. A step cuts its text and hands each part to the next step; behind
- * the last one a part is a word. */
+/* Pre-tokenizers: Split, ByteLevel, Digits, Metaspace. A step cuts its text and hands each part
+ * to the next step; behind the last one a part is a word. */
 #include "tokenizer.h"
 
 #include <string.h>
@@ -11,7 +11,8 @@ enum { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
 static const char gpt2[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* The place of a string member in `names`; -1: another string; `otherwise` when there is no such member. */
+/* The place of a string member in `names`; -1: another string; `otherwise` when there is no such
+ * member. */
 static int member_of(const lg_json *node, const char *key, const char *const *names, int n,
                      int otherwise) {
     const lg_json *member = lg_json_get(node, key);
@@ -92,7 +93,8 @@ static lg_status hand_on(const target *t, const char *text, int64_t from, int64_
                           t->at_start && from == 0, t->bpe, t->ids);
 }
 
-/* Joins neighbouring spans in place as `behavior` says; returns how many are left. Joined spans are not matches. */
+/* Joins neighbouring spans in place as `behavior` says; returns how many are left. Joined spans
+ * are not matches. */
 static int64_t join_spans(lg_span *spans, int64_t n, int behavior) {
     int64_t left = 0;
     bool joins;

@@ -1,8 +1,10 @@
-/* safetensors: 8 bytes of header length (little endian), a JSON header, then the data. Everything in the header is checked
- * before it is used: 8 + header + the largest end offset is the file's size, tensors neither overlap nor leave holes, and
- * each span is what its shape and dtype need.
+/* safetensors: 8 bytes of header length (little endian), a JSON header, then the data.
+ * Everything in the header is checked before it is used: 8 + header + the largest end offset is
+ * the file's size, tensors neither overlap nor leave holes, and each span is what its shape and
+ * dtype need.
  *
- * Writing goes to `path.tmp-PID` in the same folder, is synced and renamed, so a reader sees the old file or the new one. */
+ * Writing goes to `path.tmp-PID` in the same folder, is synced and renamed, so a reader sees the
+ * old file or the new one. */
 #include "file.h"
 
 #include <errno.h>
@@ -12,7 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Known element types; those without an lg_dtype are listed, and their spans checked, but not read. */
+/* Known element types; those without an lg_dtype are listed, and their spans checked, but not
+ * read. */
 static const struct element {
     const char *name;
     int32_t dtype;
@@ -99,7 +102,8 @@ static lg_status read_tensor(lg_context *ctx, const lg_file *file, const lg_json
     return LG_OK;
 }
 
-/* The spans, in order, must follow each other from the first byte of the data to the last of the file. */
+/* The spans, in order, must follow each other from the first byte of the data to the last of the
+ * file. */
 static lg_status check_cover(lg_context *ctx, const lg_file *file, const char *data) {
     const lg_file_tensor **order = malloc((size_t)(file->n ? file->n : 1) * sizeof *order);
     if (!order)

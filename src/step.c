@@ -1,4 +1,5 @@
-/* Chains of steps: what normalizer, pre_tokenizer and decoder of a tokenizer.json have in common. */
+/* Chains of steps: what normalizer, pre_tokenizer and decoder of a tokenizer.json have in
+ * common. */
 #include "tokenizer.h"
 
 #include <stdlib.h>

@@ -1,11 +1,13 @@
 /* The tokenizer: what Hugging Face's tokenizer.json describes, for BPE models.
  *
- * Read are: normalizer, pre_tokenizer and decoder (see normalizer.c, pretokenizer.c and decoder.c for the kinds), model
- * (BPE), post_processor (TemplateProcessing, ByteLevel, Sequence) and added_tokens. A kind that is not known is an error
- * that names it. Left out on purpose: truncation and padding, which are the caller's.
+ * Read are: normalizer, pre_tokenizer and decoder (see normalizer.c, pretokenizer.c and
+ * decoder.c for the kinds), model (BPE), post_processor (TemplateProcessing, ByteLevel,
+ * Sequence) and added_tokens. A kind that is not known is an error that names it. Left out on
+ * purpose: truncation and padding, which are the caller's.
  *
- * Text is first cut at added tokens: special ones and those that are not `normalized` in the text as it is, the others in
- * the normalised text. What lies between is normalised, pre-tokenized and encoded on its own. */
+ * Text is first cut at added tokens: special ones and those that are not `normalized` in the
+ * text as it is, the others in the normalised text. What lies between is normalised,
+ * pre-tokenized and encoded on its own. */
 #include "tokenizer.h"
 
 #include <stdlib.h>
@@ -19,7 +21,8 @@ typedef struct added_token {
     bool single_word, lstrip, rstrip, is_special;
 } added_token;
 
-/* Added tokens in the order of their bytes, so that the tokens with a common beginning are neighbours. */
+/* Added tokens in the order of their bytes, so that the tokens with a common beginning are
+ * neighbours. */
 typedef struct added_set {
     added_token *items;
     int64_t n;
@@ -104,7 +107,8 @@ static lg_status read_added(lg_context *ctx, const lg_json *item, lg_tokenizer *
         t->plain.items[t->plain.n++] = token;
         return LG_OK;
     }
-    /* As it looks in normalised text; a prepended mark belongs to a text's beginning, not to the token. */
+    /* As it looks in normalised text; a prepended mark belongs to a text's beginning, not to the
+     * token. */
     const char *text = content->text;
     int64_t bytes = content->bytes;
     LG_TRY(lg_normalize(ctx, &t->normalizer, false, &text, &bytes));
@@ -162,7 +166,8 @@ static lg_status add_template_ids(lg_context *ctx, const lg_json *node, const lg
     return LG_OK;
 }
 
-/* "single": special tokens around the sequence A. A later processor stands outside of an earlier one. */
+/* "single": special tokens around the sequence A. A later processor stands outside of an earlier
+ * one. */
 static lg_status read_template(lg_context *ctx, const lg_json *node, lg_tokenizer *t) {
     const lg_json *single = lg_json_get(node, "single");
     if (!single || single->kind != LG_JSON_ARRAY)
@@ -285,7 +290,8 @@ static int char_before(const char *text, int64_t at, int32_t *code) {
     return 0;
 }
 
-/* The longest added token that the text has at `at`. Each byte narrows the neighbours that still agree. */
+/* The longest added token that the text has at `at`. Each byte narrows the neighbours that still
+ * agree. */
 static const added_token *token_at(const added_set *set, const char *text, int64_t bytes,
                                    int64_t at) {
     const added_token *found = NULL;
@@ -325,7 +331,8 @@ static bool stands_alone(const char *text, int64_t bytes, int64_t from, int64_t 
     return !(char_at(text, bytes, to, &code) && is_word(code));
 }
 
-/* Finds the next added token from *from on, whose span (with the spaces it eats) becomes [*from, *to). */
+/* Finds the next added token from *from on, whose span (with the spaces it eats) becomes [*from,
+ * *to). */
 static const added_token *next_token(const added_set *set, const char *text, int64_t bytes,
                                      int64_t *from, int64_t *to) {
     int64_t start = *from;

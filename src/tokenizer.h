@@ -1,5 +1,5 @@
-/* The parts of a tokenizer around its BPE: patterns, and the chains of steps that a tokenizer.json lists (normalizer,
- * pre_tokenizer, decoder). Internal to the library. */
+/* The parts of a tokenizer around its BPE: patterns, and the chains of steps that a
+ * tokenizer.json lists (normalizer, pre_tokenizer, decoder). Internal to the library. */
 #ifndef LIGER_TOKENIZER_H
 #define LIGER_TOKENIZER_H
 
@@ -26,7 +26,8 @@ lg_status lg_pattern_open_regex(lg_context *ctx, const char *regex, int64_t byte
 lg_status lg_pattern_open_literal(lg_context *ctx, const char *text, int64_t bytes,
                                   lg_pattern *pattern);
 void lg_pattern_close(lg_pattern *pattern);
-/* Fills `spans` (lg_span) with the matches and what lies between them: together they cover the text. None is empty. */
+/* Fills `spans` (lg_span) with the matches and what lies between them: together they cover the
+ * text. None is empty. */
 lg_status lg_pattern_find(lg_context *ctx, lg_pattern *pattern, const char *text, int64_t bytes,
                           lg_buffer *spans);
 
@@ -36,7 +37,7 @@ typedef struct lg_step {
     int kind; /* of the chain's own enum */
     lg_pattern pattern;
     lg_buffer content; /* Replace, Prepend, Strip, Metaspace: the text */
-    int option; /* Split: behavior. A Unicode form: utf8proc's options. Metaspace: when to prepend */
+    int option;        /* Split: behavior; Unicode form: utf8proc's; Metaspace: when to prepend */
     bool invert, prefix, split;
     int64_t start, stop; /* Strip: characters at either end */
     lg_buffer spans, out, joined;
@@ -51,7 +52,8 @@ typedef struct lg_steps {
 typedef lg_status (*lg_step_read)(lg_context *ctx, const lg_json *node, const lg_json *type,
                                   lg_step *step);
 
-/* A chain: null, one step, or a Sequence under `list_key`, also nested. `what` names the chain in errors. */
+/* A chain: null, one step, or a Sequence under `list_key`, also nested. `what` names the chain
+ * in errors. */
 lg_status lg_steps_open(lg_context *ctx, const char *what, const lg_json *node,
                         const char *list_key, lg_step_read read, lg_steps *steps);
 void lg_steps_close(lg_steps *steps);
@@ -65,12 +67,14 @@ bool lg_step_flag(const lg_json *node, const char *key, bool otherwise);
 /* ---- normalizer.c, pretokenizer.c, decoder.c ---- */
 
 lg_status lg_normalizer_open(lg_context *ctx, const lg_json *node, lg_steps *steps);
-/* *text and *bytes become the normalised text, which lives until the next call. `prepend` false leaves Prepend out. */
+/* *text and *bytes become the normalised text, which lives until the next call. `prepend` false
+ * leaves Prepend out. */
 lg_status lg_normalize(lg_context *ctx, lg_steps *steps, bool prepend, const char **text,
                        int64_t *bytes);
 
 lg_status lg_pretokenizer_open(lg_context *ctx, const lg_json *node, lg_steps *steps);
-/* Cuts the text into words from step `index` on, and appends each word's ids. `at_start`: the text begins the input. */
+/* Cuts the text into words from step `index` on, and appends each word's ids. `at_start`: the
+ * text begins the input. */
 lg_status lg_pretokenize(lg_context *ctx, lg_steps *steps, int64_t index, const char *text,
                          int64_t bytes, bool at_start, lg_bpe *bpe, lg_buffer *ids);
 

@@ -247,7 +247,8 @@ static void put_entry(image *m, const char *name, uint64_t inner, uint64_t outer
     put_int(m, offset, 8);
 }
 
-/* All kinds of metadata and five tensors: F32 [3,2], Q8_0 [1,32], Q4_1 [1,32], Q4_0 [1,32], F16 [1,2]. */
+/* All kinds of metadata and five tensors: F32 [3,2], Q8_0 [1,32], Q4_1 [1,32], Q4_0 [1,32], F16
+ * [1,2]. */
 static image gguf(void) {
     image m = {.n = 0};
     put(&m, "GGUF", 4);
@@ -434,7 +435,8 @@ static void written_files_read_back(void **state) {
 
 static void conversions_round_once_to_even(void **state) {
     (void)state;
-    /* 1 + 2^-8 is halfway between two bf16; a little more in f64 must round up although f32 cannot see it. */
+    /* 1 + 2^-8 is halfway between two bf16; a little more in f64 must round up although f32
+     * cannot see it. */
     double in[6] = {1 + 0x1p-8, 1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11, 1 + 0x1p-11 + 0x1p-40, 65520,
                     -0x1.8p-25};
     lg_tensor x = tensor(in, LG_F64, 6);
