@@ -56,14 +56,19 @@ function M.options(options)
   if o.loss_type == "dr_grpo" and not o.max_completion_length then
     lib.raise("grpo: loss_type dr_grpo needs max_completion_length")
   end
-  for _, key in ipairs({ "epsilon", "beta" }) do
+  if type(o.use_bias_correction_kl) ~= "boolean" then
+    lib.raise(("grpo: use_bias_correction_kl is %s, wanted true or false"):format(tostring(o.use_bias_correction_kl)))
+  end
+  o.epsilon_high = o.epsilon_high or o.epsilon
+  for _, key in ipairs({ "epsilon", "epsilon_high", "beta" }) do
     if type(o[key]) ~= "number" or not (o[key] >= 0) then
       lib.raise(("grpo: %s is %s, wanted a number from 0"):format(key, tostring(o[key])))
     end
   end
-  o.epsilon_high = o.epsilon_high or o.epsilon
-  if o.delta and not (type(o.delta) == "number" and o.delta > 0) then
-    lib.raise(("grpo: delta is %s, wanted a number above 0"):format(tostring(o.delta)))
+  for _, key in ipairs({ "delta", "max_completion_length", "num_items_in_batch" }) do
+    if o[key] and not (type(o[key]) == "number" and o[key] > 0) then
+      lib.raise(("grpo: %s is %s, wanted a number above 0"):format(key, tostring(o[key])))
+    end
   end
   return o
 end
@@ -91,11 +96,15 @@ function M.weights(lengths, options)
   return weights
 end
 
--- Mean over each sequence's counted tokens, given back to every token of it.
+-- a - b where the mask counts a token, else 0: a NaN that stands in a masked place stays out of the gradient too.
+local function difference(batch, a, b)
+  return fn.where(batch.mask, a - b, 0)
+end
+
+-- Mean of x, 0 where masked, over each sequence's counted tokens, given back to every token of it.
 local function sequence_mean(batch, x)
-  local counted = fn.where(batch.mask, x, 0)
   local cu = batch.completion_cu
-  local sums = ops.segment_sum(counted, cu)
+  local sums = ops.segment_sum(x, cu)
   local start, inverse = cu:data(), Tensor.empty(sums.shape, sums.dtype)
   local counts, data = ops.segment_sum(batch.mask, cu):to_table(), inverse:data()
   for s = 0, sums.shape[1] - 1 do
@@ -112,7 +121,10 @@ end
 ---@return { ratio: liger.Tensor, kl?: liger.Tensor } parts  for metrics, [K] each
 function M.token_loss(batch, logp, options)
   local o = options
-  local log_ratio = logp - (batch.old_logp or logp:detach())
+  if o.beta > 0 and not batch.ref_logp then
+    lib.raise(("grpo: beta is %g and the batch has no ref_logp"):format(o.beta))
+  end
+  local log_ratio = difference(batch, logp, batch.old_logp or logp:detach())
   if o.importance_sampling_level == "sequence" then
     log_ratio = sequence_mean(batch, log_ratio)
   end
@@ -122,7 +134,7 @@ function M.token_loss(batch, logp, options)
   local loss = -fn.minimum(capped * batch.advantage, clipped * batch.advantage)
   local kl
   if o.beta > 0 then
-    local d = (batch.ref_logp - logp):clamp(-math.huge, MAX_LOG_RATIO)
+    local d = difference(batch, batch.ref_logp, logp):clamp(-math.huge, MAX_LOG_RATIO)
     kl = d:exp() - d - 1
     if o.use_bias_correction_kl then
       kl = kl * capped
