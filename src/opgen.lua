@@ -1,6 +1,7 @@
 -- Build step: reads liger.h and ops.h, writes what follows from the op table.
 --   luajit src/opgen.lua liger.h ops.h OUT
 -- OUT/backend.h   the backend's table of functions and the prototypes that backends implement
+-- OUT/cuda_table.c the CUDA backend's table
 -- OUT/dispatch.c  the checked public entry of each op, the CPU table, the hash of the headers
 -- OUT/abi.lua     the text for ffi.cdef, the hash, the ops' schema text
 -- OUT/ops.meta.lua, OUT/ops.md   editor stubs and the op reference
@@ -145,6 +146,19 @@ dispatch[#dispatch + 1] = "};\n"
 dispatch[#dispatch + 1] = "const lg_backend *lg_cpu_backend(void) {\n    return &cpu_backend;\n}\n"
 dispatch[#dispatch + 1] = ("uint64_t lg_abi_hash(void) {\n    return 0x%sull;\n}\n"):format(abi_hash)
 write(out .. "/dispatch.c", table.concat(dispatch, "\n"))
+
+-- An operator that has no kernel yet is a weak symbol, and so NULL in the table.
+local cuda = { "/* Made by opgen.lua from ops.h: the CUDA backend's table. */", '#include "backend.h"\n' }
+for _, op in ipairs(ops) do
+  cuda[#cuda + 1] = ("__attribute__((weak)) lg_status cuda_%s(%s);"):format(op.name, params(op, true))
+end
+cuda[#cuda + 1] = "\nextern const lg_backend lg_cuda_table;"
+cuda[#cuda + 1] = "const lg_backend lg_cuda_table = {\n    .name = \"cuda\","
+for _, op in ipairs(ops) do
+  cuda[#cuda + 1] = ("    .%s = cuda_%s,"):format(op.name, op.name)
+end
+cuda[#cuda + 1] = "};\n"
+write(out .. "/cuda_table.c", table.concat(cuda, "\n"))
 
 write(
   out .. "/abi.lua",

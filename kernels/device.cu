@@ -1,0 +1,203 @@
+/* The CUDA half of contexts and memory: opening a device, stream-ordered memory, copies, errors.
+ *
+ * Memory comes from the device's own pool (cudaMallocAsync) with the release threshold at the top, so that a freed block is
+ * reused without a call to the driver. Uploads go through a ring of pinned memory; downloads wait for the stream.
+ */
+#include <cublasLt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common.cuh"
+#include "state.cuh"
+
+extern "C" const lg_backend lg_cuda_table;
+
+static cuda_state *state_of(lg_context *ctx) {
+    return (cuda_state *)lg_context_state(ctx);
+}
+
+cudaStream_t cuda_stream(lg_context *ctx) {
+    return state_of(ctx)->stream;
+}
+
+int cuda_num_sms(lg_context *ctx) {
+    return state_of(ctx)->num_sms;
+}
+
+device_error *cuda_error_slot(lg_context *ctx) {
+    return state_of(ctx)->error_on_device;
+}
+
+/* ---- errors ---- */
+
+lg_status cuda_check(lg_context *ctx, const char *what, cudaError_t status) {
+    if (status == cudaSuccess) return LG_OK;
+    cuda_state *s = state_of(ctx);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return lg_fail(ctx, LG_ENOMEM, "%s: the device has no memory left", what);
+    }
+    if (s && s->failed) return lg_fail(ctx, LG_EDEVICE, "%s", s->failure);
+    /* A failure that does not go away poisons the context: later calls repeat its text. */
+    bool sticky = cudaGetLastError() != cudaSuccess && cudaPeekAtLastError() != cudaSuccess;
+    lg_status result = lg_fail(ctx, LG_EDEVICE, "%s: the device failed: %s (%s)", what, cudaGetErrorString(status),
+                               cudaGetErrorName(status));
+    if (s && sticky) {
+        s->failed = true;
+        snprintf(s->failure, sizeof s->failure, "%s", lg_error(ctx));
+    }
+    return result;
+}
+
+lg_status cuda_launched(lg_context *ctx, const char *op) {
+    return cuda_check(ctx, op, cudaPeekAtLastError() == cudaSuccess ? cudaSuccess : cudaGetLastError());
+}
+
+/* What kernels note; the index is the element that was wrong. */
+static lg_status report_noted(lg_context *ctx) {
+    cuda_state *s = state_of(ctx);
+    if (!s->error->code) return LG_OK;
+    device_error e = *s->error;
+    memset(s->error, 0, sizeof *s->error);
+    static const char *const what[] = {"",         "embedding: ids",     "target",        "rope: position",
+                                       "gather: index", "cache: slot", "sample: row", "attention_decode: length"};
+    if (e.code == ERROR_LOGIT)
+        return lg_fail(ctx, LG_ENUMERIC, "sample: row %lld has NaN, +inf or no finite logit", e.index);
+    return lg_fail(ctx, LG_EINVAL, "%s[%lld] is %lld, wanted [0, %lld)", what[e.code], e.index, e.value, e.limit);
+}
+
+/* ---- what a device does ---- */
+
+static const char *describe(lg_context *ctx) {
+    return state_of(ctx)->description;
+}
+
+static void *device_alloc(lg_context *ctx, int64_t bytes) {
+    void *data = NULL;
+    if (bytes < 0) return NULL;
+    if (cudaMallocAsync(&data, bytes ? (size_t)bytes : 1, cuda_stream(ctx)) == cudaSuccess) return data;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void device_free(lg_context *ctx, void *data) {
+    if (cudaFreeAsync(data, cuda_stream(ctx)) != cudaSuccess) cudaGetLastError();
+}
+
+/* Through the ring of pinned memory in pieces; a piece is reused once its copy has been done. */
+static lg_status device_upload(lg_context *ctx, const void *host, void *data, int64_t bytes) {
+    cuda_state *s = state_of(ctx);
+    for (int64_t at = 0; at < bytes;) {
+        int64_t n = bytes - at < STAGING_BYTES ? bytes - at : STAGING_BYTES;
+        int i = s->next_staging;
+        s->next_staging = (i + 1) % NUM_STAGING;
+        LG_TRY(cuda_check(ctx, "upload", cudaEventSynchronize(s->staging_done[i])));
+        memcpy(s->staging[i], (const char *)host + at, (size_t)n);
+        LG_TRY(cuda_check(ctx, "upload", cudaMemcpyAsync((char *)data + at, s->staging[i], (size_t)n,
+                                                         cudaMemcpyHostToDevice, s->stream)));
+        LG_TRY(cuda_check(ctx, "upload", cudaEventRecord(s->staging_done[i], s->stream)));
+        at += n;
+    }
+    return LG_OK;
+}
+
+static lg_status device_sync(lg_context *ctx) {
+    LG_TRY(cuda_check(ctx, "sync", cudaStreamSynchronize(cuda_stream(ctx))));
+    return report_noted(ctx);
+}
+
+static lg_status device_download(lg_context *ctx, const void *data, void *host, int64_t bytes) {
+    cuda_state *s = state_of(ctx);
+    if (bytes <= STAGING_BYTES) {
+        LG_TRY(cuda_check(ctx, "download", cudaMemcpyAsync(s->landing, data, (size_t)bytes, cudaMemcpyDeviceToHost,
+                                                           s->stream)));
+        LG_TRY(device_sync(ctx));
+        memcpy(host, s->landing, (size_t)bytes);
+        return LG_OK;
+    }
+    LG_TRY(cuda_check(ctx, "download",
+                      cudaMemcpyAsync(host, data, (size_t)bytes, cudaMemcpyDeviceToHost, s->stream)));
+    return device_sync(ctx);
+}
+
+static void device_close(lg_context *ctx) {
+    cuda_state *s = state_of(ctx);
+    if (!s) return;
+    cudaStreamSynchronize(s->stream);
+    cublasLtDestroy(s->cublas);
+    for (int i = 0; i < NUM_STAGING; i++) {
+        cudaFreeHost(s->staging[i]);
+        cudaEventDestroy(s->staging_done[i]);
+    }
+    cudaFreeHost(s->landing);
+    cudaFreeHost(s->error);
+    cudaFreeAsync(s->workspace, s->stream);
+    cudaStreamDestroy(s->stream);
+    free(s);
+}
+
+static const lg_device functions = {describe,      device_alloc, device_free, device_upload, device_download,
+                                    device_sync, device_close};
+
+/* ---- opening ---- */
+
+static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
+    cudaDeviceProp prop;
+    LG_TRY(cuda_check(ctx, "cuda", cudaGetDeviceProperties(&prop, device)));
+    if (prop.major < 8)
+        return lg_fail(ctx, LG_EDEVICE, "cuda: device %d is %s of compute capability %d.%d, wanted 8.0 or newer", device,
+                       prop.name, prop.major, prop.minor);
+    s->num_sms = prop.multiProcessorCount;
+    s->compute = prop.major * 10 + prop.minor;
+    snprintf(s->description, sizeof s->description, "%.100s, %.1f GiB", prop.name, (double)prop.totalGlobalMem / (1 << 30));
+    LG_TRY(cuda_check(ctx, "cuda", cudaSetDevice(device)));
+    LG_TRY(cuda_check(ctx, "cuda", cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking)));
+    cudaMemPool_t pool;
+    uint64_t keep = UINT64_MAX;
+    LG_TRY(cuda_check(ctx, "cuda", cudaDeviceGetDefaultMemPool(&pool, device)));
+    LG_TRY(cuda_check(ctx, "cuda", cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)));
+    for (int i = 0; i < NUM_STAGING; i++) {
+        LG_TRY(cuda_check(ctx, "cuda", cudaMallocHost(&s->staging[i], STAGING_BYTES)));
+        LG_TRY(cuda_check(ctx, "cuda", cudaEventCreateWithFlags(&s->staging_done[i], cudaEventDisableTiming)));
+    }
+    LG_TRY(cuda_check(ctx, "cuda", cudaMallocHost(&s->landing, STAGING_BYTES)));
+    LG_TRY(cuda_check(ctx, "cuda", cudaHostAlloc((void **)&s->error, sizeof *s->error, cudaHostAllocMapped)));
+    memset(s->error, 0, sizeof *s->error);
+    LG_TRY(cuda_check(ctx, "cuda", cudaHostGetDevicePointer((void **)&s->error_on_device, s->error, 0)));
+    LG_TRY(cuda_check(ctx, "cuda", cudaMallocAsync(&s->workspace, WORKSPACE_BYTES, s->stream)));
+    if (cublasLtCreate(&s->cublas) != CUBLAS_STATUS_SUCCESS)
+        return lg_fail(ctx, LG_EDEVICE, "cuda: cuBLASLt does not start");
+    return LG_OK;
+}
+
+extern "C" __attribute__((visibility("default"))) lg_status lg_cuda_open(lg_context *ctx, int32_t device,
+                                                                         const struct lg_backend **backend,
+                                                                         const lg_device **device_functions,
+                                                                         void **state) {
+    int count = 0;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaErrorInsufficientDriver) {
+        int driver = 0, runtime = 0;
+        cudaDriverGetVersion(&driver);
+        cudaRuntimeGetVersion(&runtime);
+        if (driver == 0) return lg_fail(ctx, LG_EDEVICE, "cuda: there is no NVIDIA driver");
+        return lg_fail(ctx, LG_EDEVICE, "cuda: the driver knows CUDA %d.%d, wanted %d.%d or newer", driver / 1000,
+                       driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    }
+    if (status != cudaSuccess && status != cudaErrorNoDevice)
+        return lg_fail(ctx, LG_EDEVICE, "cuda: %s (%s)", cudaGetErrorString(status), cudaGetErrorName(status));
+    if (device < 0 || device >= count)
+        return lg_fail(ctx, LG_EDEVICE, "cuda: device is %d, wanted one of %d", device, count);
+    cuda_state *s = (cuda_state *)calloc(1, sizeof *s);
+    if (!s) return lg_fail(ctx, LG_ENOMEM, "cuda: no memory");
+    lg_status result = fill_state(ctx, s, device);
+    if (result != LG_OK) {
+        free(s);
+        return result;
+    }
+    *backend = &lg_cuda_table;
+    *device_functions = &functions;
+    *state = s;
+    return LG_OK;
+}

@@ -1,0 +1,26 @@
+/* The inside of a CUDA context, for device.cu and gemm.cu only. */
+#ifndef LIGER_STATE_CUH
+#define LIGER_STATE_CUH
+
+#include <cublasLt.h>
+
+#include "common.cuh"
+
+enum { NUM_STAGING = 4, STAGING_BYTES = 1 << 22, WORKSPACE_BYTES = 32 << 20 };
+
+typedef struct cuda_state {
+    cudaStream_t stream;
+    cublasLtHandle_t cublas;
+    void *workspace; /* cuBLASLt's, WORKSPACE_BYTES */
+    void *staging[NUM_STAGING]; /* pinned, for uploads */
+    cudaEvent_t staging_done[NUM_STAGING];
+    int next_staging;
+    void *landing; /* pinned, for downloads */
+    device_error *error, *error_on_device;
+    int num_sms, compute; /* compute capability, 90 for Hopper */
+    bool failed;
+    char failure[512];
+    char description[128];
+} cuda_state;
+
+#endif
