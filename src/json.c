@@ -182,7 +182,7 @@ static lg_status read_escape(parser *p, char **out) {
 }
 
 static lg_status read_string(parser *p) {
-    lg_json *node;
+    lg_json *node = NULL;
     LG_TRY(add_node(p, LG_JSON_STRING, ++p->at, &node));
     char *out = NULL; /* set at the first escape: the string is then copied */
     const char *from = p->at;
@@ -229,7 +229,7 @@ static bool skip_digits(parser *p) {
 }
 
 static lg_status read_number(parser *p) {
-    lg_json *node;
+    lg_json *node = NULL;
     LG_TRY(add_node(p, LG_JSON_NUMBER, p->at, &node));
     if (*p->at == '-') p->at++;
     if (p->at < p->end && *p->at == '0') {
@@ -260,7 +260,7 @@ static lg_status read_word(parser *p) {
         if ((size_t)(p->end - p->at) < words[i].bytes ||
             memcmp(p->at, words[i].text, words[i].bytes))
             continue;
-        lg_json *node;
+        lg_json *node = NULL;
         LG_TRY(add_node(p, words[i].kind, p->at, &node));
         node->bytes = (uint32_t)words[i].bytes;
         p->at += words[i].bytes;
@@ -278,7 +278,7 @@ static lg_status read_value(parser *p) {
     if (c == '-' || (c >= '0' && c <= '9')) return read_number(p);
     if (c != '{' && c != '[') return read_word(p);
     if (p->depth == MAX_DEPTH) return fail_at(p, "more than 64 levels deep", "at most 64");
-    lg_json *node;
+    lg_json *node = NULL;
     p->open[p->depth++] = (uint32_t)p->n;
     LG_TRY(add_node(p, c == '{' ? LG_JSON_OBJECT : LG_JSON_ARRAY, p->at++, &node));
     return LG_OK;
