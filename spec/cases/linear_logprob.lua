@@ -14,7 +14,8 @@ return {
     { N = 4, C = 8, V = 5, ignored = "all" }, -- no row takes part
     { N = 7, C = 19, V = 37, temperature = 0.7, ignored = true }, -- no multiples of a vector
     { N = 5, C = 16, V = 33, softcap = 5 },
-    { N = 40, C = 24, V = 1030, temperature = 1.3, softcap = 3, ignored = true, grad = false }, -- two threads
+    -- Enough for two threads.
+    { N = 40, C = 24, V = 1030, temperature = 1.3, softcap = 3, ignored = true, grad = false },
     { N = 2100, C = 8, V = 19, ignored = true, grad = false }, -- gathered rows
     { N = 2100, C = 8, V = 19, grad = false }, -- more than a chunk of rows
   },
