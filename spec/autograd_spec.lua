@@ -56,7 +56,8 @@ describe("backward", function()
     helper.gradients(function(x, w)
       local h = x
       for _ = 1, 3 do
-        h = h + ops.sigmoid(ops.linear(ops.linear(h, w), ops.exp(w * 0.1):contiguous():reshape(4, 5)))
+        h = h + ops.sigmoid(ops.linear(ops.linear(h, w),
+          ops.exp(w * 0.1):contiguous():reshape(4, 5)))
       end
       return h + x
     end, { x34, w54 })
@@ -138,7 +139,8 @@ describe("backward", function()
     local y = x * x
     local loss = fn.sum(y)
     loss:backward()
-    local message = "backward: this part of the graph was freed by an earlier backward; run the forward again"
+    local message = "backward: this part of the graph was freed by an earlier backward; "
+      .. "run the forward again"
     raises(function() loss:backward() end, message)
     raises(function() fn.sum(y * 2):backward() end, message)
     close(x.grad, { 2, 4 })
@@ -451,7 +453,11 @@ describe("a rule of one's own", function()
   end)
 
   it("may pass its gradient on as it is, or return nil", function()
-    local pass = autograd.rule("pass", function(_, x) return x * 1 end, function(_, dy) return dy end)
+    local pass = autograd.rule("pass", function(_, x)
+      return x * 1
+    end, function(_, dy)
+      return dy
+    end)
     helper.gradients(function(x)
       local y = pass(x)
       return y * 2 + x, ops.exp(y)
@@ -480,7 +486,8 @@ describe("a rule of one's own", function()
         fn.sum(bad(leaf({ 1, 2 }) * 1)):backward()
       end
     end
-    raises(wrong(function() return fn.ones(3, "f64") end), "bad: gradient 1 is f64 [3], wanted f64 [2]")
+    raises(wrong(function() return fn.ones(3, "f64") end),
+      "bad: gradient 1 is f64 [3], wanted f64 [2]")
     raises(wrong(function() return fn.ones(2) end), "bad: gradient 1 is f32 [2], wanted f64 [2]")
     raises(wrong(function() return 1 end), "bad: gradient 1 is number, wanted a tensor")
   end)
@@ -546,7 +553,8 @@ describe("checkpoint", function()
         return fn.sum(wrap(ops.exp, x:narrow(1, 1, 2))) + fn.sum(wrap(ops.exp, x:narrow(1, 2, 2)))
       end
     end
-    same((gradients(run(function(f, v) return f(v) end), x34)), (gradients(run(autograd.checkpoint), x34)))
+    same((gradients(run(function(f, v) return f(v) end), x34)),
+      (gradients(run(autograd.checkpoint), x34)))
   end)
 
   it("nests", function()
@@ -554,7 +562,8 @@ describe("checkpoint", function()
       return autograd.checkpoint(block, x, w)
     end
     local function nested(x, w)
-      return fn.sum(ops.exp(autograd.checkpoint(function(a, b) return inner(inner(a, b), b) end, x, w) * 0.1))
+      local y = autograd.checkpoint(function(a, b) return inner(inner(a, b), b) end, x, w)
+      return fn.sum(ops.exp(y * 0.1))
     end
     local dx, dw = gradients(plain, x34, w54)
     local cx, cw = gradients(nested, x34, w54)
@@ -590,7 +599,8 @@ describe("checkpoint", function()
   end)
 
   it("holds less while it waits", function()
-    local x, w = helper.normal(7, { 256, 64 }):requires_grad_(), helper.normal(8, { 64, 64 }):requires_grad_()
+    local x = helper.normal(7, { 256, 64 }):requires_grad_()
+    local w = helper.normal(8, { 64, 64 }):requires_grad_()
     local function deep(a, b)
       for _ = 1, 6 do
         a = ops.sigmoid(ops.linear(a, b))
@@ -626,7 +636,8 @@ describe("checkpoint", function()
 
   it("passes other arguments through", function()
     local x = leaf({ 1, 2 })
-    local y = autograd.checkpoint(function(scale, a, _, shift) return a * scale + shift end, 3, x, nil, 1)
+    local y = autograd.checkpoint(function(scale, a, _, shift) return a * scale + shift end, 3, x,
+      nil, 1)
     close(y, { 4, 7 })
     fn.sum(y):backward()
     close(x.grad, { 3, 3 })
@@ -654,7 +665,8 @@ describe("linear_cross_entropy's gradient", function()
   it("has no gradient through its rows, which linear_logprob has (B16)", function()
     local x, w = leaf(eye), leaf(eye)
     local _, rows = fn.linear_cross_entropy(x, w, helper.ids(0, 1))
-    raises(function() rows.loss:backward(Tensor.from_table({ 1, 0 }, "f64")) end, "backward: tensor has no graph")
+    raises(function() rows.loss:backward(Tensor.from_table({ 1, 0 }, "f64")) end,
+      "backward: tensor has no graph")
     local a, b = leaf(eye), leaf(eye)
     fn.linear_logprob(a, b, helper.ids(0, 1)):backward(Tensor.from_table({ -1, 0 }, "f64"))
     close(a.grad, { { -0.268941, 0.268941 }, { 0, 0 } }, 1e-5)
@@ -662,8 +674,10 @@ describe("linear_cross_entropy's gradient", function()
   end)
 
   it("refuses a computed weight or bias", function()
-    local message = "linear_cross_entropy: weight and bias must be leaves; use linear_logprob for a computed weight"
-    raises(function() fn.linear_cross_entropy(leaf(eye), leaf(eye) * 1, helper.ids(0, 1)) end, message)
+    local message = "linear_cross_entropy: weight and bias must be leaves; "
+      .. "use linear_logprob for a computed weight"
+    raises(function() fn.linear_cross_entropy(leaf(eye), leaf(eye) * 1, helper.ids(0, 1)) end,
+      message)
     raises(function()
       fn.linear_cross_entropy(leaf(eye), leaf(eye), helper.ids(0, 1), { bias = leaf({ 0, 0 }) * 1 })
     end, message)

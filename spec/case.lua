@@ -1,8 +1,10 @@
--- Reads spec/cases/<op>.lua: a case's inputs in a dtype, and an op run on them by name. Specs and the bench use it.
+-- Reads spec/cases/<op>.lua: a case's inputs in a dtype, and an op run on them by name. Specs and
+-- the bench use it.
 --
--- A case is { shapes = {...}, bench = {...}, inputs = function(r, s), bytes = function(s, width) }. `inputs` gives a table by
--- parameter name; r.normal(sizes...), r.uniform(low, high, sizes...), r.integer(low, high, sizes...) and r.list(values, dtype) draw. What
--- dtype a tensor has at last follows from the op's shape line. grad = false in a shape: too large for finite differences.
+-- A case is { shapes = {...}, bench = {...}, inputs = function(r, s), bytes = function(s, width) }.
+-- `inputs` gives a table by parameter name; r.normal(sizes...), r.uniform(low, high, sizes...),
+-- r.integer(low, high, sizes...) and r.list(values, dtype) draw. What dtype a tensor has at last
+-- follows from the op's shape line. grad = false in a shape: too large for finite differences.
 local helper = require("spec.helper")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
@@ -60,7 +62,8 @@ function M.dtype_of(t, dtype)
   return t.dtype
 end
 
---- The inputs and attributes of a shape in a dtype, by name. `rounded`: a dtype whose rounding the values pass first.
+--- The inputs and attributes of a shape in a dtype, by name. `rounded`: a dtype whose rounding the
+--- values pass first.
 function M.inputs(op, case, shape, dtype, rounded)
   local values = case.inputs(drawer(), shape)
   for name, x in pairs(values) do
@@ -128,7 +131,8 @@ function M.call(op, values)
   return ops.raw[op.name](unpack(args, 1, #op.params))
 end
 
---- Runs a forward on inputs by name. Gives all parameters by name, outputs too; what is updated in place is a copy.
+--- Runs a forward on inputs by name. Gives all parameters by name, outputs too; what is updated in
+--- place is a copy.
 ---@param without? table<string, boolean>  outputs that are not asked for
 function M.forward(op, inputs, dtype, without)
   local values = {}
@@ -177,7 +181,7 @@ end
 ---@param values table    what M.forward gave
 ---@param up table        gradients of the outputs by name
 ---@param wanted table    input names
----@param options? table  start, without (parameter names to leave out), make (function that allocates an output)
+---@param options? table  start, without (parameter names to leave out), make (allocates an output)
 function M.backward(op, values, up, wanted, dtype, options)
   options = options or {}
   local back = op.backward
@@ -229,7 +233,8 @@ function M.text(shape)
   table.sort(keys)
   for i, key in ipairs(keys) do
     local value = shape[key]
-    keys[i] = key .. "=" .. (type(value) == "table" and "{" .. table.concat(value, ",") .. "}" or tostring(value))
+    keys[i] = key .. "="
+      .. (type(value) == "table" and "{" .. table.concat(value, ",") .. "}" or tostring(value))
   end
   return table.concat(keys, " ")
 end

@@ -1,5 +1,5 @@
--- Numbers from PyTorch and TRL (spec/fixtures/losses/README.md): every case of what is built, in f64 and f32. What is not built yet is
--- counted and named in one line.
+-- Numbers from PyTorch and TRL (spec/fixtures/losses/README.md): every case of what is built, in
+-- f64 and f32. What is not built yet is counted and named in one line.
 local helper = require("spec.helper")
 local cjson = require("cjson")
 local ffi = require("ffi")
@@ -11,8 +11,9 @@ local Tensor = require("liger.tensor")
 
 local TOLERANCE = { f64 = { 1e-10, 1e-10 }, f32 = { 1e-5, 1e-4 } }
 
--- A runner takes a case { name, get, options, dtype } and gives its outputs, gradients and metrics under the file's names. Every
--- number of the file must be among them. `false` with a reason: not built.
+-- A runner takes a case { name, get, options, dtype } and gives its outputs, gradients and metrics
+-- under the file's names. Every number of the file must be among them. `false` with a reason: not
+-- built.
 local runners = {}
 
 -- ---- helpers ----
@@ -70,7 +71,8 @@ function runners.attention(case)
   end
   local leaves = { q = leaf(case, "q"), k = leaf(case, "k"), v = leaf(case, "v") }
   local scale = o.scale or leaves.q:size(3) ^ -0.5
-  local y, lse = ops.attention(leaves.q, leaves.k, leaves.v, case.get("in.cu_seqlens", "i32"), scale, o.causal ~= false)
+  local y, lse = ops.attention(leaves.q, leaves.k, leaves.v, case.get("in.cu_seqlens", "i32"),
+    scale, o.causal ~= false)
   backward(case, { o = y })
   return gradients({ ["out.o"] = y, ["out.lse"] = lse }, leaves)
 end
@@ -84,7 +86,8 @@ function runners.rms_norm(case)
   backward(case, { y = y })
   local result = gradients({ ["out.y"] = y, ["out.rstd"] = rstd }, { x = x, weight = w })
   if case.options.casting == "llama" then
-    local half = ops.rms_norm(case.get("in.x", "bf16"), case.get("in.weight", "bf16"), case.options.eps)
+    local half = ops.rms_norm(case.get("in.x", "bf16"), case.get("in.weight", "bf16"),
+      case.options.eps)
     result.exact = { ["out.y_bf16"] = half }
   end
   return result
@@ -115,14 +118,16 @@ function runners.qk_norm_rope(case)
     local x, w = leaf(case, name), leaf(case, name .. "_weight")
     leaves[name], leaves[name .. "_weight"] = x, w
     local at = rows_in_order(x:size(1))
-    out[name] = ops.rope(ops.rms_norm(x, w, case.options.eps), case.get("in.cos"), case.get("in.sin"), at)
+    out[name] = ops.rope(ops.rms_norm(x, w, case.options.eps), case.get("in.cos"),
+      case.get("in.sin"), at)
   end
   backward(case, out)
   return gradients({ ["out.q"] = out.q, ["out.k"] = out.k }, leaves)
 end
 
 function runners.add_rms_norm(case)
-  local leaves = { x = leaf(case, "x"), residual = leaf(case, "residual"), weight = leaf(case, "weight") }
+  local leaves = { x = leaf(case, "x"), residual = leaf(case, "residual"),
+    weight = leaf(case, "weight") }
   local s = leaves.x + leaves.residual
   local y, rstd = ops.rms_norm(s, leaves.weight, case.options.eps)
   backward(case, { s = s, y = y })
@@ -150,7 +155,8 @@ local function head(case)
     leaves = { logits = leaf(case, "logits") }
     x, w = leaves.logits, eye(leaves.logits:size(2), case.dtype)
   else
-    leaves = { hidden = leaf(case, "hidden"), weight = leaf(case, "weight"), bias = leaf(case, "bias") }
+    leaves = { hidden = leaf(case, "hidden"), weight = leaf(case, "weight"),
+      bias = leaf(case, "bias") }
     x, w = leaves.hidden, leaves.weight
   end
   return x, w, leaves
@@ -176,10 +182,12 @@ local function logprob(case)
   if #target.shape > 1 then
     return false, "several targets a row"
   end
-  local o = { temperature = case.options.temperature, softcap = case.options.softcap, bias = leaves.bias }
+  local o = { temperature = case.options.temperature, softcap = case.options.softcap,
+    bias = leaves.bias }
   local logp, entropy, lse = fn.linear_logprob(x, w, target, o)
   backward(case, { logp = logp, entropy = entropy })
-  local result = gradients({ ["out.logp"] = logp, ["out.entropy"] = entropy, ["out.lse"] = lse }, leaves)
+  local result = gradients({ ["out.logp"] = logp, ["out.entropy"] = entropy, ["out.lse"] = lse },
+    leaves)
   if case.get("in.mask") then
     result["out.lse"] = nil -- that of ignored rows is 0 here
     result.without = { ["out.lse"] = true }
@@ -187,7 +195,9 @@ local function logprob(case)
   return result
 end
 
-runners.linear_logprob, runners.logprob, runners.logprob_entropy, runners.entropy = logprob, logprob, logprob, logprob
+for _, op in ipairs({ "linear_logprob", "logprob", "logprob_entropy", "entropy" }) do
+  runners[op] = logprob
+end
 
 local function cross_entropy(case)
   local o = case.options
@@ -206,7 +216,8 @@ local function cross_entropy(case)
   end
   local up = case.get("up.loss"):item()
   local count = math.max(kept, 1)
-  local scale = o.reduction == "sum" and 1 or o.reduction == "tokens" and 1 / o.num_items or 1 / count
+  local scale = o.reduction == "sum" and 1 or o.reduction == "tokens" and 1 / o.num_items
+    or 1 / count
   local loss, rows = fn.linear_cross_entropy(x, w, target, {
     scale = scale * up, softcap = o.softcap, ignore = ignore, bias = leaves.bias,
   })
@@ -217,7 +228,8 @@ local function cross_entropy(case)
   end
   local logp = rows.loss * -1
   return gradients({
-    ["out.loss"] = loss * (1 / up), ["out.entropy"] = rows.entropy, ["out.logp"] = logp, ["out.rows"] = rows.loss,
+    ["out.loss"] = loss * (1 / up), ["out.rows"] = rows.loss, ["out.logp"] = logp,
+    ["out.entropy"] = rows.entropy,
     ["out.predicted"] = rows.predicted, ["out.accuracy"] = hits / count,
     ["metric.entropy"] = entropy, ["metric.mean_token_accuracy"] = hits / count,
   }, leaves)
@@ -269,7 +281,8 @@ function runners.grpo(case)
   end
   local x, w, leaves = head(case)
   local target = case.get("in.target", "i32")
-  local logp, entropy = fn.linear_logprob(x, w, target, { temperature = case.options.temperature, bias = leaves.bias })
+  local logp, entropy = fn.linear_logprob(x, w, target,
+    { temperature = case.options.temperature, bias = leaves.bias })
   local rows, sequence, start = completions(case, target)
   local advantages, per_row = helper.values(case.get("in.advantages")), {}
   for k, s in ipairs(sequence) do
@@ -285,7 +298,8 @@ function runners.grpo(case)
     sequence = Tensor.from_table(sequence, "i32"), completion_cu = Tensor.from_table(start, "i32"),
   }
   local inner = logp:detach():requires_grad_()
-  local token_loss, parts = grpo.token_loss(batch, ops.gather(inner, Tensor.from_table(rows, "i32")), options)
+  local of_rows = ops.gather(inner, Tensor.from_table(rows, "i32"))
+  local token_loss, parts = grpo.token_loss(batch, of_rows, options)
   local lengths, weights = {}, {}
   for s = 1, #start - 1 do
     lengths[s] = start[s + 1] - start[s]
@@ -298,7 +312,8 @@ function runners.grpo(case)
   loss:backward()
   logp:backward(inner.grad)
   local metrics = grpo.metrics(
-    #rows > 0 and grpo.sums(batch, picked(entropy, rows, case.dtype), parts, options) or nil, options
+    #rows > 0 and grpo.sums(batch, picked(entropy, rows, case.dtype), parts, options) or nil,
+    options
   )
   local result = {
     ["out.loss"] = loss, ["out.logp"] = logp, ["out.entropy"] = entropy, ["out.dlogp"] = inner.grad,
@@ -352,7 +367,8 @@ function runners.clip_grad_norm(case)
   end
   local norm = optim.clip.global_norm(grads)
   for i, grad in ipairs(grads) do
-    result["out.clipped_grad" .. i - 1] = ops.affine(grad, optim.clip.factor(norm, case.options.max_norm), 0)
+    result["out.clipped_grad" .. i - 1] = ops.affine(grad,
+      optim.clip.factor(norm, case.options.max_norm), 0)
   end
   result["out.norm"] = norm
   return result
@@ -387,18 +403,21 @@ end
 
 -- The stream reaches counters whose words 0 and 1 are below 2^62.
 function runners.philox(case)
-  local counter, key = case.get("in.counter", "f64"):to_table(), case.get("in.key", "f64"):to_table()
+  local counter = case.get("in.counter", "f64"):to_table()
+  local key = case.get("in.key", "f64"):to_table()
   local wanted, words = case.get("out.words", "f64"):to_table(), {}
   for i, c in ipairs(counter) do
     words[i] = c[2] < 2 ^ 30
-        and philox(word_pair(key[i][1], key[i][2]), word_pair(c[3], c[4]), word_pair(c[1], c[2]) * 4, 4)
+        and philox(word_pair(key[i][1], key[i][2]), word_pair(c[3], c[4]),
+          word_pair(c[1], c[2]) * 4, 4)
       or wanted[i]
   end
   return { ["out.words"] = words }
 end
 
 function runners.philox_stream(case)
-  local seed, subsequence, offset = case.get("in.seed"):data(), case.get("in.subsequence"):data(), case.get("in.offset"):data()
+  local seed, offset = case.get("in.seed"):data(), case.get("in.offset"):data()
+  local subsequence = case.get("in.subsequence"):data()
   local words, uniform = {}, {}
   for i = 1, case.get("in.seed"):numel() do
     words[i] = philox(seed[i - 1], subsequence[i - 1], offset[i - 1], case.options.count)
@@ -422,7 +441,8 @@ local function load_case(path, name)
   for _, flag in ipairs(cjson.decode(metadata.flags)) do
     flags[flag] = true
   end
-  local case = { name = name, op = metadata.op, options = cjson.decode(metadata.options), tensors = tensors, flags = flags }
+  local case = { name = name, op = metadata.op, options = cjson.decode(metadata.options),
+    tensors = tensors, flags = flags }
   --- A copy in a dtype: floats in the one under test, unless said.
   function case.get(key, dtype)
     local x = tensors[key]
@@ -444,7 +464,8 @@ local function check(case, result)
           got = result["out.rows"]
         end
         assert(got ~= nil, ("%s: %s is not compared"):format(case.name, key))
-        helper.close(got, wanted, TOLERANCE[case.dtype][kind == "grad" and 2 or 1], case.name .. " " .. key)
+        helper.close(got, wanted, TOLERANCE[case.dtype][kind == "grad" and 2 or 1],
+          case.name .. " " .. key)
       end
     end
   end
@@ -470,7 +491,8 @@ describe("golden numbers", function()
         elseif not built then
           skipped[#skipped + 1] = name .. (reason and (" (%s)"):format(reason) or "")
         else
-          it("of " .. name .. " are those in f64" .. (ONLY_F64[case.op] and "" or " and f32"), function()
+          local dtypes = ONLY_F64[case.op] and "f64" or "f64 and f32"
+          it("of " .. name .. " are those in " .. dtypes, function()
             check(case, built)
             if not ONLY_F64[case.op] then
               case.dtype = "f32"
@@ -485,7 +507,8 @@ describe("golden numbers", function()
   it("are there", function()
     assert(found > 0, "no files in " .. folder)
     print(
-      ("\ngolden numbers: %d of %d cases are not built yet: %s"):format(#skipped, found, table.concat(skipped, ", "))
+      ("\ngolden numbers: %d of %d cases are not built yet: %s"):format(#skipped, found,
+        table.concat(skipped, ", "))
     )
   end)
 end)

@@ -1,5 +1,5 @@
--- What all specs share: the package path, comparisons, gradients by central differences, golden files. Specs are run from the
--- project's root, by `./liger test` or by `busted --lua=luajit spec`.
+-- What all specs share: the package path, comparisons, gradients by central differences, golden
+-- files. Specs are run from the project's root, by `./liger test` or by `busted --lua=luajit spec`.
 for _, template in ipairs({ "./build/gen/?.lua", "./lua/?/init.lua", "./lua/?.lua" }) do
   if not package.path:find(template, 1, true) then
     package.path = template .. ";" .. package.path
@@ -52,8 +52,8 @@ local function same_number(a, b)
   return a == b or (a ~= a and b ~= b)
 end
 
---- The largest difference over the largest magnitude of what is wanted, at least `least` (default 0; a single number: 1).
---- Infinities and NaN must stand where they are wanted.
+--- The largest difference over the largest magnitude of what is wanted, at least `least` (default
+--- 0; a single number: 1). Infinities and NaN must stand where they are wanted.
 ---@return number error
 ---@return integer index  of the largest difference, from 1
 function M.difference(got, wanted, least)
@@ -106,7 +106,8 @@ end
 
 --- True when two tensors have the same shape, dtype and bits.
 function M.is_same(a, b)
-  return a.dtype == b.dtype and Tensor.shape_text(a.shape) == Tensor.shape_text(b.shape) and bytes_of(a) == bytes_of(b)
+  return a.dtype == b.dtype and Tensor.shape_text(a.shape) == Tensor.shape_text(b.shape)
+    and bytes_of(a) == bytes_of(b)
 end
 
 --- Fails unless two tensors have the same shape, dtype and bits.
@@ -148,8 +149,8 @@ function M.to(x, dtype)
   return y
 end
 
---- x with its values in rows further apart: the last dimension dense, the row before it strided. Also gives the whole room, which
---- is -7 elsewhere.
+--- x with its values in rows further apart: the last dimension dense, the row before it strided.
+--- Also gives the whole room, which is -7 elsewhere.
 function M.strided(x, gap)
   local shape, strides, stride = {}, {}, 1
   for i = #x.shape, 1, -1 do
@@ -236,7 +237,8 @@ function M.check_gradient(f, x, gradient, tolerance, what)
   end
 end
 
---- Sum over the tensors of a fixed weighting of their elements: a scalar through which every output gets its own gradient.
+--- Sum over the tensors of a fixed weighting of their elements: a scalar through which every output
+--- gets its own gradient.
 function M.weighted(outputs)
   local total
   for k, y in ipairs(outputs) do

@@ -1,4 +1,5 @@
--- The heads: linear_logits, linear_logprob, linear_cross_entropy, what their rows owe to others, and what compaction leaves out.
+-- The heads: linear_logits, linear_logprob, linear_cross_entropy, what their rows owe to others,
+-- and what compaction leaves out.
 local helper = require("spec.helper")
 local autograd = require("liger.autograd")
 local fn = require("liger.fn")
@@ -18,10 +19,12 @@ local function problem(N, C, V, dtype, ignored)
   for n = 1, N do
     target[n] = ignored and n % ignored == 0 and -100 or n * 7 % V
   end
-  return helper.normal(1, { N, C }, dtype), helper.normal(2, { V, C }, dtype), ids(target), helper.normal(3, { V }, dtype)
+  return helper.normal(1, { N, C }, dtype), helper.normal(2, { V, C }, dtype), ids(target),
+    helper.normal(3, { V }, dtype)
 end
 
--- Values and gradients of fn.linear_logprob with a gradient from above for logp and, perhaps, entropy.
+-- Values and gradients of fn.linear_logprob with a gradient from above for logp and, perhaps,
+-- entropy.
 local function run(x, w, target, options, dlogp, dentropy)
   options = options or {}
   local leaves = { helper.to(x, x.dtype):requires_grad_(), helper.to(w, w.dtype):requires_grad_() }
@@ -40,7 +43,8 @@ local function run(x, w, target, options, dlogp, dentropy)
   end
   total:backward()
   return {
-    logp = logp, entropy = entropy, lse = lse, dx = leaves[1].grad, dw = leaves[2].grad, db = bias and bias.grad,
+    logp = logp, entropy = entropy, lse = lse, dx = leaves[1].grad, dw = leaves[2].grad,
+      db = bias and bias.grad,
     forward_rows = forward_rows, backward_rows = lib.stats.gemm_rows - forward_rows,
   }
 end
@@ -48,7 +52,9 @@ end
 describe("linear_logprob", function()
   it("is the log-softmax of the logits, with entropy and lse", function()
     local x = Tensor.from_table({ { 1, 2, 3 } }, "f64")
-    local logp, entropy, lse = fn.linear_logprob(x, Tensor.from_table({ { 1, 0, 0 }, { 0, 1, 0 }, { 0, 0, 1 } }, "f64"), ids({ 2 }))
+    local logp, entropy,
+      lse = fn.linear_logprob(x,
+      Tensor.from_table({ { 1, 0, 0 }, { 0, 1, 0 }, { 0, 0, 1 } }, "f64"), ids({ 2 }))
     close(lse, { 3.407606 }, 1e-6)
     close(logp, { -0.407606 }, 2e-6)
     close(entropy, { 0.832396 }, 2e-6)
@@ -71,7 +77,8 @@ describe("linear_logprob", function()
           return logp, entropy
         end
         helper.gradients(build, options.bias and { x, w, b } or { x, w }, 1e-6)
-        helper.gradients(function(...) return (build(...)) end, options.bias and { x, w, b } or { x, w }, 1e-6)
+        helper.gradients(function(...) return (build(...)) end,
+          options.bias and { x, w, b } or { x, w }, 1e-6)
         helper.gradients(function(...) return (select(2, build(...))) end, { x, w }, 1e-6)
         options.bias = name == "with all"
       end
@@ -96,7 +103,8 @@ describe("linear_logprob", function()
       local acc = dtype == "f64" and "f64" or "f32"
       local up, down = helper.normal(4, { 40 }, acc), helper.normal(5, { 40 }, acc)
       local kept = run(x, w, target, { temperature = 0.8, softcap = 9 }, up, down)
-      local again = run(x, w, target, { temperature = 0.8, softcap = 9, logits_budget = 0 }, up, down)
+      local again = run(x, w, target, { temperature = 0.8, softcap = 9, logits_budget = 0 }, up,
+        down)
       for _, key in ipairs({ "logp", "entropy", "lse", "dx", "dw" }) do
         same(kept[key], again[key], dtype .. " " .. key)
       end
@@ -124,11 +132,13 @@ describe("linear_logprob", function()
   it("divides by the temperature (B44)", function()
     local eye = Tensor.from_table({ { 1, 0 }, { 0, 1 } })
     local function at(x, temperature)
-      return (fn.linear_logprob(Tensor.from_table({ x }), eye, ids({ 0 }), { temperature = temperature })):item()
+      return (fn.linear_logprob(Tensor.from_table({ x }), eye, ids({ 0 }),
+        { temperature = temperature })):item()
     end
     close(at({ 1, 0 }, 2), -0.474077, 1e-5)
     close(at({ 1, 0 }, 1), -0.313262, 1e-5)
-    close((fn.linear_logprob(Tensor.from_table({ { 5, 0 } }), eye, ids({ 1 }), { temperature = 0.01 })), { -500 }, 1e-5)
+    close((fn.linear_logprob(Tensor.from_table({ { 5, 0 } }), eye, ids({ 1 }),
+      { temperature = 0.01 })), { -500 }, 1e-5)
     close(at({ 5, 0 }, 0.01), 0, 1e-6)
   end)
 
@@ -141,7 +151,8 @@ describe("linear_logprob", function()
       local loss = fn.linear_cross_entropy(x, w, ids({ 0 }), { softcap = 1 })
       close(loss, math.log(V), 1e-6)
     end
-    local loss = fn.linear_cross_entropy(fn.ones(1, 1), fn.full(-50, 32000, 1), ids({ 31999 }), { softcap = 1 })
+    local loss = fn.linear_cross_entropy(fn.ones(1, 1), fn.full(-50, 32000, 1), ids({ 31999 }),
+      { softcap = 1 })
     close(loss, math.log(32000), 1e-6)
   end)
 
@@ -222,7 +233,8 @@ describe("ignored rows", function()
     local logp = fn.linear_logprob(x, w, ids({ 3, 1, 3 }), { ignore = 3 })
     assert.same({ 0, 0 }, { logp[1]:item(), logp[3]:item() })
     assert.is_true(logp[2]:item() < 0)
-    raises(function() fn.linear_logprob(x, w, ids({ 3, -100, 3 }), { ignore = 3 }) end, "linear_logprob: target[1] is -100, wanted [0, 5)")
+    raises(function() fn.linear_logprob(x, w, ids({ 3, -100, 3 }), { ignore = 3 }) end,
+      "linear_logprob: target[1] is -100, wanted [0, 5)")
   end)
 end)
 
@@ -269,14 +281,16 @@ describe("compaction", function()
       local acc = dtype == "f64" and "f64" or "f32"
       local x, w, target = problem(48, 16, 50, dtype)
       local dlogp = half(48, acc)
-      -- The same rows with a gradient all together: each alone in a batch of its own, nothing left out.
+      -- The same rows with a gradient all together: each alone in a batch of its own, nothing left
+      -- out.
       local got = run(x, w, target, nil, dlogp)
       local full = run(x, w, target, nil, helper.normal(4, { 48 }, acc))
       for n = 2, 48, 2 do
         same(got.dx[n], full.dx[n], dtype .. " row " .. n)
         close(got.dx[n - 1], fn.zeros(16), 0)
       end
-      local exact = run(helper.to(x, "f64"), helper.to(w, "f64"), target, nil, helper.to(dlogp, "f64"))
+      local exact = run(helper.to(x, "f64"), helper.to(w, "f64"), target, nil,
+        helper.to(dlogp, "f64"))
       close(got.dw, exact.dw, dtype == "bf16" and 2e-2 or 1e-5, dtype .. " dw")
     end
   end)
@@ -288,7 +302,8 @@ describe("compaction", function()
     for _, budget in ipairs({ 2 ^ 29, 0 }) do
       local got = run(x, w, target, { logits_budget = budget }, dlogp)
       for _, n in ipairs({ 2, 2048, 2050, 4096, 4100, 5000 }) do
-        local one = run(x:narrow(1, n, 1):clone(), w, target:narrow(1, n, 1):clone(), { logits_budget = budget },
+        local one = run(x:narrow(1, n, 1):clone(), w, target:narrow(1, n, 1):clone(),
+          { logits_budget = budget },
           dlogp:narrow(1, n, 1):clone())
         same(one.logp, got.logp:narrow(1, n, 1):clone(), "logp of row " .. n)
         same(one.dx, got.dx:narrow(1, n, 1):clone(), "dx of row " .. n)
@@ -347,7 +362,8 @@ describe("linear_cross_entropy", function()
       close(a.grad, other.dx, dtype == "bf16" and 1e-2 or 1e-6, "dx")
       close(v.grad, other.dw, dtype == "bf16" and 1e-2 or 1e-6, "dw")
     end
-    local _, rows = fn.linear_cross_entropy(fn.ones(2, 1), Tensor.from_table({ { 1 }, { 3 }, { 3 } }), ids({ 0, -100 }))
+    local _, rows = fn.linear_cross_entropy(fn.ones(2, 1),
+      Tensor.from_table({ { 1 }, { 3 }, { 3 } }), ids({ 0, -100 }))
     close(rows.predicted, { 1, -1 }, 0)
   end)
 
@@ -364,7 +380,8 @@ describe("a row", function()
 
   -- Row n alone gives the bits that it has among N rows, on any number of threads.
   local function alone(what, call)
-    it("of " .. what .. " has the same bits alone, in a batch, and on any number of threads", function()
+    it("of " .. what .. " has the same bits alone, in a batch, and on any number of threads",
+      function()
       for _, dtype in ipairs({ "f32", "bf16", "f64" }) do
         local all = {}
         helper.with_threads({ 1, 2, 3 }, function(threads)
@@ -391,17 +408,20 @@ describe("a row", function()
   local C, V = 72, 203
 
   alone("linear", function(first, count, dtype)
-    return ops.linear(rows_of(1, { N, C }, dtype, first, count), helper.normal(2, { V, C }, dtype), helper.normal(3, { V }, dtype))
+    return ops.linear(rows_of(1, { N, C }, dtype, first, count), helper.normal(2, { V, C }, dtype),
+      helper.normal(3, { V }, dtype))
   end)
 
   alone("linear's dx", function(first, count, dtype)
     local x = rows_of(1, { N, C }, dtype, first, count):requires_grad_()
-    ops.linear(x, helper.normal(2, { V, C }, dtype)):backward(rows_of(4, { N, V }, dtype, first, count))
+    ops.linear(x,
+      helper.normal(2, { V, C }, dtype)):backward(rows_of(4, { N, V }, dtype, first, count))
     return helper.to(x.grad, dtype)
   end)
 
   alone("linear_logits", function(first, count, dtype)
-    return ops.linear_logits(rows_of(1, { N, C }, dtype, first, count), helper.normal(2, { V, C }, dtype), nil, 0.9, 30)
+    return ops.linear_logits(rows_of(1, { N, C }, dtype, first, count),
+      helper.normal(2, { V, C }, dtype), nil, 0.9, 30)
   end)
 
   local function target_of(first, count)
@@ -413,22 +433,26 @@ describe("a row", function()
   end
 
   alone("linear_logprob", function(first, count, dtype)
-    return fn.linear_logprob(rows_of(1, { N, C }, dtype, first, count), helper.normal(2, { V, C }, dtype), target_of(first, count), { softcap = 30 })
+    return fn.linear_logprob(rows_of(1, { N, C }, dtype, first, count),
+      helper.normal(2, { V, C }, dtype), target_of(first, count), { softcap = 30 })
   end)
 
   alone("linear_logprob's dx", function(first, count, dtype)
     local x = rows_of(1, { N, C }, dtype, first, count):requires_grad_()
     local acc = dtype == "f64" and "f64" or "f32"
-    fn.linear_logprob(x, helper.normal(2, { V, C }, dtype), target_of(first, count)):backward(rows_of(4, { N }, acc, first, count))
+    fn.linear_logprob(x, helper.normal(2, { V, C }, dtype),
+      target_of(first, count)):backward(rows_of(4, { N }, acc, first, count))
     return helper.to(x.grad, dtype)
   end)
 
   alone("rms_norm", function(first, count, dtype)
-    return ops.rms_norm(rows_of(1, { N, C }, dtype, first, count), helper.normal(2, { C }, dtype), 1e-6)
+    return ops.rms_norm(rows_of(1, { N, C }, dtype, first, count), helper.normal(2, { C }, dtype),
+      1e-6)
   end)
 
   alone("swiglu", function(first, count, dtype)
-    return ops.swiglu(rows_of(1, { N, C }, dtype, first, count), rows_of(2, { N, C }, dtype, first, count))
+    return ops.swiglu(rows_of(1, { N, C }, dtype, first, count),
+      rows_of(2, { N, C }, dtype, first, count))
   end)
 
   alone("rope", function(first, count, dtype)
@@ -437,7 +461,8 @@ describe("a row", function()
     for i = 1, count do
       position[i] = first + i
     end
-    return ops.rope(rows_of(1, { N, 3, 8 }, dtype, first, count), helper.normal(2, { N + 2, 4 }, acc),
+    return ops.rope(rows_of(1, { N, 3, 8 }, dtype, first, count),
+      helper.normal(2, { N + 2, 4 }, acc),
       helper.normal(3, { N + 2, 4 }, acc), ids(position))
   end)
 
@@ -455,7 +480,8 @@ describe("attention", function()
   local H, G, D = 4, 2, 16
 
   local function qkv(N, dtype)
-    return helper.normal(1, { N, H, D }, dtype), helper.normal(2, { N, G, D }, dtype), helper.normal(3, { N, G, D }, dtype)
+    return helper.normal(1, { N, H, D }, dtype), helper.normal(2, { N, G, D }, dtype),
+      helper.normal(3, { N, G, D }, dtype)
   end
 
   it("gives a sequence the same bits alone, packed, and on any number of threads", function()
@@ -483,7 +509,8 @@ describe("attention", function()
         same(part(all[1][2]), lse, dtype .. " lse " .. i)
         -- A prefix of it, too: rows do not see what comes after.
         local m = math.ceil(n / 2)
-        local prefix = ops.attention(part(q):narrow(1, 1, m), part(k):narrow(1, 1, m), part(v):narrow(1, 1, m), ids({ 0, m }), 0.25, true)
+        local prefix = ops.attention(part(q):narrow(1, 1, m), part(k):narrow(1, 1, m),
+          part(v):narrow(1, 1, m), ids({ 0, m }), 0.25, true)
         same(y:narrow(1, 1, m):clone(), prefix, dtype .. " prefix of " .. i)
       end
     end
@@ -505,11 +532,13 @@ describe("attention", function()
       for _, page_size in ipairs({ 1, 3, 16, 64, 128 }) do
         local pages = math.ceil(most / page_size)
         local slots = pages * #lengths * page_size
-        local k_cache, v_cache = fn.full(0 / 0, slots, G, D, dtype), fn.full(0 / 0, slots, G, D, dtype)
+        local k_cache, v_cache = fn.full(0 / 0, slots, G, D, dtype),
+          fn.full(0 / 0, slots, G, D, dtype)
         local queries, wanted, table_of = {}, {}, {}
         for b, n in ipairs(lengths) do
           local q = helper.normal(10 + b, { n, H, D }, dtype)
-          local k, v = helper.normal(20 + b, { n, G, D }, dtype), helper.normal(30 + b, { n, G, D }, dtype)
+          local k, v = helper.normal(20 + b, { n, G, D }, dtype),
+            helper.normal(30 + b, { n, G, D }, dtype)
           -- Pages of the sequences lie between each other, last page first.
           table_of[b] = {}
           for p = 1, pages do
@@ -528,9 +557,11 @@ describe("attention", function()
           q[b]:copy_(queries[b])
         end
         helper.with_threads({ 1, 2 }, function()
-          local y = ops.attention_decode(q, k_cache, v_cache, Tensor.from_table(table_of, "i32"), ids(lengths), page_size, 0.3)
+          local y = ops.attention_decode(q, k_cache, v_cache, Tensor.from_table(table_of, "i32"),
+            ids(lengths), page_size, 0.3)
           for b = 1, #lengths do
-            same(y[b]:clone(), wanted[b]:clone(), ("%s, page size %d, sequence %d"):format(dtype, page_size, b))
+            same(y[b]:clone(), wanted[b]:clone(),
+              ("%s, page size %d, sequence %d"):format(dtype, page_size, b))
           end
         end)
       end
@@ -541,10 +572,12 @@ end)
 describe("sampled log-probabilities", function()
   it("have the bits of training's, from the same hidden states (B44)", function()
     for _, dtype in ipairs({ "f32", "bf16" }) do
-      for _, o in ipairs({ { temperature = 1, softcap = 0 }, { temperature = 0.7, softcap = 20 } }) do
+      for _, o in ipairs({ { temperature = 1, softcap = 0 },
+        { temperature = 0.7, softcap = 20 } }) do
         local x, w = helper.normal(1, { 6, 32 }, dtype), helper.normal(2, { 150, 32 }, dtype)
         local z = ops.linear_logits(x, w, nil, o.temperature, o.softcap)
-        local id, logp = fn.sample(z, Tensor.from_table({ 1, 2, 3, 4, 5, 6 }, "i64"), ids({ 0, 1, 2, 3, 4, 5 }), { seed = 3 })
+        local id, logp = fn.sample(z, Tensor.from_table({ 1, 2, 3, 4, 5, 6 }, "i64"),
+          ids({ 0, 1, 2, 3, 4, 5 }), { seed = 3 })
         same(logp, (fn.linear_logprob(x, w, id, o)), dtype)
       end
     end

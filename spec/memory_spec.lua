@@ -14,8 +14,8 @@ local function live()
   return memory.stats().live
 end
 
--- Drops 10,000 tensors of 1 MiB in a process of its own (here the specs' own heap would make each collection slow); prints how
--- far resident memory grew and the peak of live bytes, in MiB.
+-- Drops 10,000 tensors of 1 MiB in a process of its own (here the specs' own heap would make each
+-- collection slow); prints how far resident memory grew and the peak of live bytes, in MiB.
 local DROPPING = [[
   local ffi, memory, Tensor = require("ffi"), require("liger.memory"), require("liger.tensor")
   local function drop()
@@ -297,7 +297,8 @@ describe("set_threads", function()
   it("refuses what is no number of threads", function()
     helper.raises(function() lib.set_threads(1.5) end, "threads: number is 1.5, wanted an integer")
     helper.raises(function() lib.set_threads("2") end, "threads: number is 2, wanted an integer")
-    helper.raises(function() lib.set_threads(-1) end, "threads: number is -1, wanted 0 (all cores) to 4096")
+    helper.raises(function() lib.set_threads(-1) end,
+      "threads: number is -1, wanted 0 (all cores) to 4096")
   end)
 
   it("takes all cores for 0", function()

@@ -8,10 +8,12 @@ end
 local LINEAR = [[
 /* y = x w^T + b.
  *: ~x[*,C] w[O,C] b?[O] -> y[*,O] rest[N+1,2]:i32 */
-lg_status lg_linear(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b, double scale,
+lg_status lg_linear(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
+  double scale,
                     lg_tensor *y, lg_tensor *rest);
 /*: dy[*,O] x[*,C] w[O,C] -> dx[*,C] dw+[O,C]:acc */
-lg_status lg_linear_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, const lg_tensor *w,
+lg_status lg_linear_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+  const lg_tensor *w,
                              lg_tensor *dx, lg_tensor *dw);
 ]]
 
@@ -27,7 +29,8 @@ describe("schema", function()
       names[i] = p.ctype .. p.name
     end
     assert.same({
-      "const lg_tensor *x", "const lg_tensor *w", "const lg_tensor *b", "double scale", "lg_tensor *y",
+      "const lg_tensor *x", "const lg_tensor *w", "const lg_tensor *b", "double scale",
+        "lg_tensor *y",
       "lg_tensor *rest",
     }, names)
     assert.is_true(op.tensor.x.strided)
@@ -51,12 +54,13 @@ describe("schema", function()
 
   it("knows which outputs a caller must bring", function()
     assert.is_true(parse(LINEAR).linear.explicit) -- N is bound by nothing
-    local ops = parse("/*: x[*] -> y[*] */\nlg_status lg_exp(lg_context *ctx, const lg_tensor *x, lg_tensor *y);")
-    assert.is_false(ops.exp.explicit)
+    local declared = "\nlg_status lg_op(lg_context *ctx, const lg_tensor *x, lg_tensor *y);"
+    local ops = parse("/*: x[*] -> y[*] */" .. declared)
+    assert.is_false(ops.op.explicit)
     ops = parse("/*: -> y[*] */\nlg_status lg_fill(lg_context *ctx, double value, lg_tensor *y);")
     assert.is_true(ops.fill.explicit)
-    ops = parse("/*: x[*]:any -> y[*]:any */\nlg_status lg_copy(lg_context *ctx, const lg_tensor *x, lg_tensor *y);")
-    assert.is_true(ops.copy.explicit)
+    ops = parse("/*: x[*]:any -> y[*]:any */" .. declared)
+    assert.is_true(ops.op.explicit)
   end)
 
   it("reads updates in place and attribute sizes", function()
@@ -78,13 +82,17 @@ lg_status lg_exp(lg_context *ctx, const lg_tensor *x, lg_tensor *y);]])
   end)
 
   local refusals = {
-    { "no arrow", "/*: x[*] y[*] */", "const lg_tensor *x, lg_tensor *y", "op: no -> in its shape line" },
+    { "no arrow", "/*: x[*] y[*] */", "const lg_tensor *x, lg_tensor *y",
+      "op: no -> in its shape line" },
     { "no shape line", "/* words */", "const lg_tensor *x", "op: no shape line" },
     { "a dimension that is none", "/*: x[*,%] -> y[*] */", "const lg_tensor *x, lg_tensor *y",
       "op: cannot read dimension %" },
-    { "loose words", "/*: x[*] z -> y[*] */", "const lg_tensor *x, lg_tensor *y", "op: cannot read z" },
-    { "an update of nothing", "/*: x[*] -> y[*] z */", "const lg_tensor *x, lg_tensor *y", "op: z has no shape" },
-    { "a tensor without a shape", "/*: x[*] -> y[*] */", "const lg_tensor *x, const lg_tensor *w, lg_tensor *y",
+    { "loose words", "/*: x[*] z -> y[*] */", "const lg_tensor *x, lg_tensor *y",
+      "op: cannot read z" },
+    { "an update of nothing", "/*: x[*] -> y[*] z */", "const lg_tensor *x, lg_tensor *y",
+      "op: z has no shape" },
+    { "a tensor without a shape", "/*: x[*] -> y[*] */",
+      "const lg_tensor *x, const lg_tensor *w, lg_tensor *y",
       "op: w is not in its shape line" },
     { "a shape without a tensor", "/*: x[*] w[*] -> y[*] */", "const lg_tensor *x, lg_tensor *y",
       "op: its shape line names no parameter: w" },
@@ -93,7 +101,8 @@ lg_status lg_exp(lg_context *ctx, const lg_tensor *x, lg_tensor *y);]])
     { "an output that is const", "/*: x[*] -> y[*] */", "const lg_tensor *x, const lg_tensor *y",
       "op: const of y disagrees with its shape line" },
     { "a name that reads as a gradient", "/*: x[*] dx[*] -> y[*] */",
-      "const lg_tensor *x, const lg_tensor *dx, lg_tensor *y", "op: dx reads as the gradient of x" },
+      "const lg_tensor *x, const lg_tensor *dx, lg_tensor *y",
+        "op: dx reads as the gradient of x" },
   }
   for _, row in ipairs(refusals) do
     it("refuses " .. row[1], function()
@@ -105,7 +114,9 @@ lg_status lg_exp(lg_context *ctx, const lg_tensor *x, lg_tensor *y);]])
 
   it("refuses a backward before its forward", function()
     helper.raises(function()
-      parse("/*: dy[*] -> dx[*] */\nlg_status lg_op_backward(lg_context *ctx, const lg_tensor *dy, lg_tensor *dx);")
+      parse([[
+/*: dy[*] -> dx[*] */
+lg_status lg_op_backward(lg_context *ctx, const lg_tensor *dy, lg_tensor *dx);]])
     end, "op_backward: its forward is not declared before it")
   end)
 
@@ -138,7 +149,8 @@ int f(int);
   it("finds a gradient's partner for every d name of ops.h", function()
     for _, op in ipairs(parse(helper.read("src/ops.h"))) do
       for _, t in ipairs(op.tensors) do
-        local base = op.backward_of and t.name:sub(1, 1) == "d" and op.backward_of.tensor[t.name:sub(2)]
+        local base = op.backward_of and t.name:sub(1, 1) == "d"
+          and op.backward_of.tensor[t.name:sub(2)]
         if op.backward_of and t.role == "output" then
           assert(base, op.name .. " gives " .. t.name .. ", which is no forward tensor's gradient")
         end

@@ -27,7 +27,8 @@ describe("tensor from a table", function()
     local ulp = 2 ^ -7
     local x = Tensor.from_table({ 1 + ulp / 2, 1 + ulp * 1.5, 1 + ulp * 0.51, 3.4e38 }, "bf16")
     assert.same({ 1, 1 + 2 * ulp, 1 + ulp, math.huge }, x:to_table())
-    assert.same({ 1, 1 + 2 ^ -9 }, Tensor.from_table({ 1 + 2 ^ -11, 1 + 3 * 2 ^ -11 }, "f16"):to_table())
+    assert.same({ 1, 1 + 2 ^ -9 },
+      Tensor.from_table({ 1 + 2 ^ -11, 1 + 3 * 2 ^ -11 }, "f16"):to_table())
   end)
 
   it("keeps the ends of the integers", function()
@@ -40,17 +41,23 @@ describe("tensor from a table", function()
   it("refuses what it would have to change", function()
     raises(function() Tensor.from_table({ 1, 1.5 }, "i32") end,
       "tensor: value 2 is 1.5, wanted a whole number from -2147483648 to 2147483647 for i32")
-    raises(function() Tensor.from_table({ 2 ^ 31 }, "i32") end, "value 1 is 2147483648, wanted a whole number")
-    raises(function() Tensor.from_table({ -1 }, "u8") end, "value 1 is -1, wanted a whole number from 0 to 255")
-    raises(function() Tensor.from_table({ 0 / 0 }, "i64") end, "value 1 is", "wanted a whole number")
-    raises(function() Tensor.from_table({ math.huge }, "i64") end, "value 1 is inf, wanted a whole number")
-    raises(function() Tensor.from_table({ 1, "2" }) end, "tensor: value 2 is string, wanted a number")
+    raises(function() Tensor.from_table({ 2 ^ 31 }, "i32") end,
+      "value 1 is 2147483648, wanted a whole number")
+    raises(function() Tensor.from_table({ -1 }, "u8") end,
+      "value 1 is -1, wanted a whole number from 0 to 255")
+    raises(function() Tensor.from_table({ 0 / 0 }, "i64") end, "value 1 is",
+      "wanted a whole number")
+    raises(function() Tensor.from_table({ math.huge }, "i64") end,
+      "value 1 is inf, wanted a whole number")
+    raises(function() Tensor.from_table({ 1, "2" }) end,
+      "tensor: value 2 is string, wanted a number")
   end)
 
   it("refuses ragged lists", function()
     raises(function() Tensor.from_table({ { 1, 2 }, { 3 } }) end,
       "tensor: a list has 1 values, wanted 2 as in its siblings")
-    raises(function() Tensor.from_table({ { 1, 2 }, 3 }) end, "tensor: a list has no values, wanted 2")
+    raises(function() Tensor.from_table({ { 1, 2 }, 3 }) end,
+      "tensor: a list has no values, wanted 2")
   end)
 end)
 
@@ -65,9 +72,12 @@ describe("empty", function()
   it("refuses shapes and dtypes that are none", function()
     raises(function() Tensor.empty({ 2, -1 }, "f32") end,
       "tensor: dimension 2 is -1, wanted a whole number from 0")
-    raises(function() Tensor.empty({ 1.5 }, "f32") end, "tensor: dimension 1 is 1.5, wanted a whole number")
-    raises(function() Tensor.empty({ "3" }, "f32") end, "tensor: dimension 1 is 3, wanted a whole number")
-    raises(function() Tensor.empty({ 0 / 0 }, "f32") end, "tensor: dimension 1 is", "wanted a whole number")
+    raises(function() Tensor.empty({ 1.5 }, "f32") end,
+      "tensor: dimension 1 is 1.5, wanted a whole number")
+    raises(function() Tensor.empty({ "3" }, "f32") end,
+      "tensor: dimension 1 is 3, wanted a whole number")
+    raises(function() Tensor.empty({ 0 / 0 }, "f32") end, "tensor: dimension 1 is",
+      "wanted a whole number")
     raises(function() Tensor.empty({ 1, 1, 1, 1, 1 }, "f32") end,
       "tensor: shape [1,1,1,1,1] has 5 dimensions, wanted at most 4")
     raises(function() Tensor.empty({ 2 ^ 30, 2 ^ 30 }, "f32") end,
