@@ -56,6 +56,11 @@ local function check_options(options)
   range("top_p", 0, 1)
   range("min_p", 0, 1)
   range("seed", -2 ^ 52, 2 ^ 52, true)
+  range("first_sequence", 0, 2 ^ 52, true)
+  range("cache_bytes", 0, math.huge)
+  if o.stop and type(o.stop) ~= "table" then
+    lib.raise(("generate: stop is a %s, wanted a list of ids"):format(type(o.stop)))
+  end
   if o.temperature == 0 then
     o.greedy, o.temperature = true, 1
   end
