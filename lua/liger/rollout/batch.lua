@@ -58,9 +58,9 @@ function Batch:score(reward)
   local sum = 0
   for i, s in ipairs(self.samples) do
     local value = reward(s.text, s.row, s)
-    if type(value) ~= "number" or value ~= value then
-      local got = type(value) == "number" and "NaN" or type(value)
-      lib.raise(("reward: it gave %s for completion %d, wanted a number; the completion is %q"):format(got, i, s.text))
+    if type(value) ~= "number" or value - value ~= 0 then
+      local got = type(value) ~= "number" and type(value) or value ~= value and "NaN" or tostring(value)
+      lib.raise(("reward: it gave %s for completion %d, wanted a finite number; the completion is %q"):format(got, i, s.text))
     end
     s.reward = value
     sum = sum + value
