@@ -4,8 +4,8 @@
 
 enum {
     BLOCK_QUERIES = 128, /* queries a task: enough to pay for packing the keys */
-    QUERIES = 16,    /* queries that read a chunk of keys from the cache together */
-    CHUNK_KEYS = 64, /* values a chunk: 16 KiB at a head size of 64 */
+    QUERIES = 16,        /* queries that read a chunk of keys from the cache together */
+    CHUNK_KEYS = 64,     /* values a chunk: 16 KiB at a head size of 64 */
 };
 
 /* Keys and values of one head, packed, and room for the work on them. */

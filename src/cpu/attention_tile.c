@@ -2,10 +2,8 @@
  * held in registers. */
 #include "attention.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
 /* n <= 16 elements of a row, then zeros. */
-INLINE f32x16 load_lanes(const head_rows *rows, int64_t offset, int64_t n) {
+VEC_INLINE f32x16 load_lanes(const head_rows *rows, int64_t offset, int64_t n) {
     if (rows->dtype == LG_F32) {
         const float *x = (const float *)rows->data + offset;
         return n == VEC_LANES ? load16(x) : load16_part(x, n, 0.0f);
@@ -36,7 +34,7 @@ INLINE f32x16 load_lanes(const head_rows *rows, int64_t offset, int64_t n) {
         }                                                    \
     } while (0)
 
-INLINE void transpose16(f32x16 v[16]) {
+VEC_INLINE void transpose16(f32x16 v[16]) {
     SWAP_BLOCKS(v, 8);
     SWAP_BLOCKS(v, 4);
     SWAP_BLOCKS(v, 2);
@@ -66,9 +64,9 @@ void pack_panels(const head_rows *rows, int64_t n, int64_t D, float *out) {
     }
 }
 
-INLINE void scores(const float *q, int64_t ldq, const int rows, const float *panel,
-                   int64_t panel_size, const int panels, int64_t D, float scale, float *s,
-                   int64_t lds) {
+VEC_INLINE void scores(const float *q, int64_t ldq, const int rows, const float *panel,
+                       int64_t panel_size, const int panels, int64_t D, float scale, float *s,
+                       int64_t lds) {
     f32x16 sum[TILE_ROWS][4] = {{{0}}};
     for (int64_t d = 0; d < D; d++)
         for (int p = 0; p < panels; p++) {
@@ -80,8 +78,8 @@ INLINE void scores(const float *q, int64_t ldq, const int rows, const float *pan
 }
 
 /* All rows over a few panels, which stay in the first-level cache. */
-INLINE void scores_panels(const float *q, int64_t ldq, int64_t rows, const float *panel,
-                          const int panels, int64_t D, float scale, float *s, int64_t lds) {
+VEC_INLINE void scores_panels(const float *q, int64_t ldq, int64_t rows, const float *panel,
+                              const int panels, int64_t D, float scale, float *s, int64_t lds) {
     const int64_t size = round_up16(D) * VEC_LANES;
     int64_t r = 0;
     for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
@@ -107,8 +105,8 @@ void tile_scores(const float *q, int64_t ldq, int64_t rows, const float *panels,
     if (j < end) scores_panels(q, ldq, rows, panels + j * width, 1, D, scale, s + j, lds);
 }
 
-INLINE void accumulate(const float *coef, int64_t row_stride, int64_t k_stride, const int rows,
-                       const float *b, int64_t K, int64_t D, const int vectors, float *out) {
+VEC_INLINE void accumulate(const float *coef, int64_t row_stride, int64_t k_stride, const int rows,
+                           const float *b, int64_t K, int64_t D, const int vectors, float *out) {
     f32x16 sum[TILE_ROWS][4];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sum[r][v] = load16(out + r * D + v * VEC_LANES);
@@ -121,8 +119,8 @@ INLINE void accumulate(const float *coef, int64_t row_stride, int64_t k_stride, 
         for (int v = 0; v < vectors; v++) store16(out + r * D + v * VEC_LANES, sum[r][v]);
 }
 
-INLINE void accumulate_rows(const float *coef, int64_t row_stride, int64_t k_stride, const int rows,
-                            const float *b, int64_t K, int64_t D, float *out) {
+VEC_INLINE void accumulate_rows(const float *coef, int64_t row_stride, int64_t k_stride,
+                                const int rows, const float *b, int64_t K, int64_t D, float *out) {
     int64_t d = 0;
     for (; d + 64 <= D; d += 64)
         accumulate(coef, row_stride, k_stride, rows, b + d, K, D, 4, out + d);

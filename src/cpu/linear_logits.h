@@ -34,7 +34,7 @@ static inline double head_slope(const lm_head *head, double z) {
     return (1 - t * t) / head->temperature;
 }
 
-static inline f32x16 head_slope16(const lm_head *head, f32x16 z) {
+VEC_INLINE f32x16 head_slope16(const lm_head *head, f32x16 z) {
     const float slope = (float)(1 / head->temperature);
     if (head->softcap == 0) return splat16(slope);
     const f32x16 t = z * (float)(head->temperature / head->softcap);

@@ -6,7 +6,7 @@
 enum { BLOCK = 512 };
 
 /* 1 / (1 + e^-x); e is e^-|x|, which does not overflow. */
-static inline f32x16 sigmoid16(f32x16 x) {
+VEC_INLINE f32x16 sigmoid16(f32x16 x) {
     const f32x16 e = exp16_negative(-max16(x, -x));
     return select16(x < 0.0f, e, splat16(1.0f)) / (e + 1.0f);
 }
@@ -23,8 +23,8 @@ static void swiglu_row(const float *gate, const float *up, int64_t n, float *y) 
 }
 
 /* Elements [i, i + m), m <= 16; either result may be NULL. */
-static inline void swiglu_backward16(const float *dy, const float *gate, const float *up, int64_t i,
-                                     int64_t m, float *dgate, float *dup) {
+VEC_INLINE void swiglu_backward16(const float *dy, const float *gate, const float *up, int64_t i,
+                                  int64_t m, float *dgate, float *dup) {
     const f32x16 g = load16_part(gate + i, m, 0.0f), s = sigmoid16(g),
                  d = load16_part(dy + i, m, 0.0f) * s;
     if (dup) store16_part(dup + i, m, d * g);

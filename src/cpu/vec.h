@@ -11,9 +11,9 @@
 #include <immintrin.h>
 #endif
 
-/* On targets without 512-bit registers these vectors are split; they are never passed between
- * files. */
+/* On targets without 512-bit registers these vectors are split; all is inlined, so none is passed. */
 #pragma GCC diagnostic ignored "-Wpsabi"
+#define VEC_INLINE static inline __attribute__((always_inline))
 
 enum { VEC_LANES = 16 };
 
@@ -21,14 +21,14 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef f32x16 f32x16_any __attribute__((aligned(4), may_alias));
 
-static inline f32x16 load16(const float *x) { return *(const f32x16_any *)x; }
+VEC_INLINE f32x16 load16(const float *x) { return *(const f32x16_any *)x; }
 
-static inline void store16(float *x, f32x16 v) { *(f32x16_any *)x = v; }
+VEC_INLINE void store16(float *x, f32x16 v) { *(f32x16_any *)x = v; }
 
-static inline f32x16 splat16(float x) { return x - (f32x16){0}; }
+VEC_INLINE f32x16 splat16(float x) { return x - (f32x16){0}; }
 
 /* The first n elements, then `fill`. */
-static inline f32x16 load16_part(const float *x, int64_t n, float fill) {
+VEC_INLINE f32x16 load16_part(const float *x, int64_t n, float fill) {
 #if defined(__AVX512F__)
     return (f32x16)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), x);
 #else
@@ -39,7 +39,7 @@ static inline f32x16 load16_part(const float *x, int64_t n, float fill) {
 #endif
 }
 
-static inline void store16_part(float *x, int64_t n, f32x16 v) {
+VEC_INLINE void store16_part(float *x, int64_t n, f32x16 v) {
 #if defined(__AVX512F__)
     _mm512_mask_storeu_ps(x, (__mmask16)((1u << n) - 1), (__m512)v);
 #else
@@ -48,17 +48,17 @@ static inline void store16_part(float *x, int64_t n, f32x16 v) {
 }
 
 /* Elements [i, i + 16) of a row of n, `fill` from n on. */
-static inline f32x16 load16_at(const float *x, int64_t i, int64_t n, float fill) {
+VEC_INLINE f32x16 load16_at(const float *x, int64_t i, int64_t n, float fill) {
     if (i + VEC_LANES <= n) return load16(x + i);
     return i < n ? load16_part(x + i, n - i, fill) : splat16(fill);
 }
 
-static inline f32x16 select16(i32x16 mask, f32x16 a, f32x16 b) {
+VEC_INLINE f32x16 select16(i32x16 mask, f32x16 a, f32x16 b) {
     return (f32x16)((mask & (i32x16)a) | (~mask & (i32x16)b));
 }
 
 /* a > b ? a : b, which is b where either is NaN. */
-static inline f32x16 max16(f32x16 a, f32x16 b) {
+VEC_INLINE f32x16 max16(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
     return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
 #else
@@ -97,7 +97,7 @@ static inline float exp_f32(float x) {
 }
 
 /* e^x of x <= 0, for softmax: the same polynomial; results below the normal numbers are 0. */
-static inline f32x16 exp16_negative(f32x16 x) {
+VEC_INLINE f32x16 exp16_negative(f32x16 x) {
     x = max16(splat16(-88.0f), x); /* n is -127 there, and 2^n becomes the bits of 0 */
     const f32x16 shifted = x * 0x1.715476p+0f + 0x1.8p23f;
     const f32x16 n = shifted - 0x1.8p23f;
@@ -115,7 +115,7 @@ static inline f32x16 exp16_negative(f32x16 x) {
 /* ---- reductions ---- */
 
 /* The sum of 16 lanes, by halves. */
-static inline float sum_lanes(f32x16 v) {
+VEC_INLINE float sum_lanes(f32x16 v) {
     v += __builtin_shuffle(v, (i32x16){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
     v += __builtin_shuffle(v, (i32x16){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
     v += __builtin_shuffle(v, (i32x16){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
@@ -123,7 +123,7 @@ static inline float sum_lanes(f32x16 v) {
     return v[0];
 }
 
-static inline float max_lanes(f32x16 v) {
+VEC_INLINE float max_lanes(f32x16 v) {
     v = max16(v,
               __builtin_shuffle(v, (i32x16){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
     v = max16(v,
