@@ -106,7 +106,7 @@ describe("arithmetic", function()
     raises(function() return a + vector(1, 2) end, "add: b is [2], wanted [3]")
     raises(function() return a * fn.ones(3) end, "mul: b is f32, wanted f64 as a")
     raises(function() return a + "x" end, "add: b is string x, wanted a tensor")
-    raises(function() return fn.exp(helper.ids(1)) end, "exp: x is i32, wanted a float dtype")
+    raises(function() return fn.exp(helper.ids(1)) end, "exp: x is i32, wanted f32, bf16 or f64")
   end)
 
   it("compares and picks the smaller and the larger", function()
@@ -245,6 +245,29 @@ describe("gather and embedding", function()
       "embedding: ids[1] is 3, wanted [0, 3)")
     raises(function() ops.embedding(fn.ones(3, 2), helper.ids(-100)) end,
       "embedding: ids[0] is -100, wanted [0, 3)")
+  end)
+end)
+
+describe("a failed op", function()
+  it("leaves what it updates in place as it was", function()
+    local k, v = helper.normal(1, { 2, 1, 4 }), helper.normal(2, { 2, 1, 4 })
+    local k_cache, v_cache = helper.normal(3, { 3, 1, 4 }), helper.normal(4, { 3, 1, 4 })
+    local k_before, v_before = k_cache:clone(), v_cache:clone()
+    raises(function() ops.cache_write(k, v, helper.ids(0, 3), k_cache, v_cache) end,
+      "cache_write: slot[1] is 3, wanted [0, 3)")
+    raises(function() ops.cache_copy(helper.ids(0, 1), helper.ids(2, -1), k_cache, v_cache) end,
+      "cache_copy: to[1] is -1, wanted [0, 3)")
+    same(k_before, k_cache)
+    same(v_before, v_cache)
+    local dw = fn.ones(3, 2)
+    raises(function() ops.raw.embedding_backward(fn.ones(2, 2), helper.ids(0, 3), dw) end,
+      "embedding_backward: ids[1] is 3, wanted [0, 3)")
+    close(dw, fn.ones(3, 2), 0)
+    local w = fn.ones(3, 2):requires_grad_()
+    w.grad = fn.ones(3, 2)
+    raises(function() fn.linear_cross_entropy(fn.ones(2, 2), w, helper.ids(0, 3)) end,
+      "linear_cross_entropy: target[1] is 3, wanted [0, 3)")
+    close(w.grad, fn.ones(3, 2), 0)
   end)
 end)
 

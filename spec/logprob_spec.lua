@@ -437,6 +437,14 @@ describe("a row", function()
       helper.normal(2, { V, C }, dtype), target_of(first, count), { softcap = 30 })
   end)
 
+  alone("linear_cross_entropy", function(first, count, dtype)
+    local x = rows_of(1, { N, C }, dtype, first, count):requires_grad_()
+    local w, target = helper.normal(2, { V, C }, dtype), target_of(first, count)
+    local loss, rows = fn.linear_cross_entropy(x, w, target, { scale = 0.01 })
+    loss:backward()
+    return rows.loss, rows.entropy, rows.predicted, helper.to(x.grad, dtype)
+  end)
+
   alone("linear_logprob's dx", function(first, count, dtype)
     local x = rows_of(1, { N, C }, dtype, first, count):requires_grad_()
     local acc = dtype == "f64" and "f64" or "f32"

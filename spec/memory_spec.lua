@@ -93,6 +93,47 @@ describe("a scope", function()
     helper.close(x, { 2, 2, 2 })
   end)
 
+  it("leaves the tensors that its function returns, to the scope around it", function()
+    local first, second, third, lost
+    memory.scope(function(size)
+      first, second, third = memory.scope(function()
+        lost = fn.full(1, size)
+        return fn.full(2, size), nil, lost * 3
+      end)
+      assert.is_true(lost.storage.dead)
+      assert.is_nil(second)
+      helper.close(first, { 2, 2, 2 })
+      helper.close(third, { 3, 3, 3 })
+    end, 3)
+    assert.is_true(first.storage.dead and third.storage.dead)
+    assert.equal(7, memory.scope(function() return 7 end))
+  end)
+
+  it("leaves an argument that its function returns in its own scope", function()
+    local x
+    memory.scope(function()
+      memory.scope(function()
+        x = fn.full(2, 3)
+        local y = memory.scope(function(a) return a end, x)
+        assert.equal(x, y)
+        helper.close(x, { 2, 2, 2 })
+      end)
+      assert.is_true(x.storage.dead)
+    end)
+  end)
+
+  it("is closed by reset after an error", function()
+    local lost
+    pcall(memory.scope, function()
+      lost = fn.zeros(3)
+      error("left")
+    end)
+    assert.is_true(memory.in_scope())
+    memory.reset()
+    assert.is_false(memory.in_scope())
+    assert.is_true(lost.storage.dead)
+  end)
+
   it("closes the ones that an error left open inside it", function()
     local scope = memory.open_scope()
     local lost

@@ -159,6 +159,49 @@ local function same_bits(op, case, shape, dtype)
   end)
 end
 
+-- Outputs that are not asked for change nothing in the others.
+local function check_optional(op, case, shape, dtype)
+  local inputs = cases.inputs(op, case, shape, dtype)
+  local all, none = cases.forward(op, inputs, dtype), {}
+  for _, t in ipairs(op.tensors) do
+    if t.role == "output" and t.optional then
+      none[t.name] = true
+      same_outputs(op, all, cases.forward(op, inputs, dtype, { [t.name] = true }), "no " .. t.name)
+    end
+  end
+  same_outputs(op, all, cases.forward(op, inputs, dtype, none), "nothing optional")
+end
+
+-- No op changes an input, and no backward what its forward saved, unless its shape line says so.
+local function check_inputs_kept(op, case, shape, dtype)
+  local inputs, before = cases.inputs(op, case, shape, dtype), {}
+  local function keep(values)
+    for name, x in pairs(values) do
+      before[name] = Tensor.is(x) and helper.to(x, x.dtype) or nil
+    end
+  end
+  local function check(values, of)
+    for _, t in ipairs(of.tensors) do
+      if t.role == "input" and values[t.name] then
+        same(values[t.name], before[t.name], ("%s changed %s"):format(of.name, t.name))
+      end
+    end
+  end
+  keep(inputs)
+  local values = cases.forward(op, inputs, dtype)
+  check(inputs, op)
+  if op.backward then
+    keep(values)
+    local up = cases.upstream(op, values, dtype)
+    local _, args = cases.backward(op, values, up, (cases.differentiable(op)), dtype)
+    for name, dy in pairs(up) do
+      before["d" .. name] = cases.upstream(op, values, dtype)[name]
+      assert(args["d" .. name] == dy)
+    end
+    check(args, op.backward)
+  end
+end
+
 -- ---- layout ----
 
 -- As helper.strided, and a check that nothing between the rows was touched.
@@ -333,11 +376,13 @@ local function check_dtypes(op, args)
   for _, t in ipairs(op.tensors) do
     local x = args[t.name]
     if x and t.dtype ~= "any" then
-      local other = t.dtype == "shared" and "i32" or "u8"
-      raises(function()
-        cases.call(op, with(args, t.name, Tensor.empty(x.shape, other):fill_(0)))
-      end, ("%s: %s is %s, wanted %s"):format(op.name, t.name, other,
-        t.dtype == "shared" and "a float dtype" or x.dtype))
+      -- f16 is for files: no op computes in it.
+      local wanted = t.dtype == "shared" and "f32, bf16 or f64" or x.dtype
+      for _, other in ipairs(t.dtype == "shared" and { "i32", "f16" } or { "u8" }) do
+        raises(function()
+          cases.call(op, with(args, t.name, Tensor.empty(x.shape, other):fill_(0)))
+        end, ("%s: %s is %s, wanted %s"):format(op.name, t.name, other, wanted))
+      end
     end
   end
 end
@@ -457,6 +502,12 @@ for _, op in ipairs(cases.ops()) do
         same_bits(op, case, shape, "f32")
         same_bits(op, case, shape, "bf16")
         same_bits(op, case, shape, "f64")
+      end)
+      it("changes no input and needs no optional output, " .. text, function()
+        check_inputs_kept(op, case, shape, "f32")
+        check_inputs_kept(op, case, shape, "bf16")
+        check_optional(op, case, shape, "f32")
+        check_optional(op, case, shape, "f64")
       end)
       it("reads and writes rows that lie apart, " .. text, function()
         check_strided(op, case, shape, "f32")

@@ -97,8 +97,9 @@ static lg_status check_shape(lg_context *ctx, const char *op, const lg_arg *arg,
     return LG_OK;
 }
 
-static bool is_float(int dtype) {
-    return dtype == LG_F32 || dtype == LG_BF16 || dtype == LG_F16 || dtype == LG_F64;
+/* f16 is for files: copy converts it, no op computes in it. */
+static bool is_computed(int dtype) {
+    return dtype == LG_F32 || dtype == LG_BF16 || dtype == LG_F64;
 }
 
 static lg_status check_dtype(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t, binding *b) {
@@ -108,8 +109,8 @@ static lg_status check_dtype(lg_context *ctx, const char *op, const lg_arg *arg,
         return lg_fail(ctx, LG_EINVAL, "%s: %s has dtype %d, which is none", op, arg->name, t->dtype);
     if (arg->dtype == LG_DTYPE_ANY) return LG_OK;
     if (arg->dtype == LG_DTYPE_SHARED) {
-        if (!is_float(t->dtype))
-            return lg_fail(ctx, LG_EINVAL, "%s: %s is %s, wanted a float dtype", op, arg->name,
+        if (!is_computed(t->dtype))
+            return lg_fail(ctx, LG_EINVAL, "%s: %s is %s, wanted f32, bf16 or f64", op, arg->name,
                            lg_dtype_name(t->dtype));
         if (b->shared < 0) {
             b->shared = t->dtype;

@@ -157,13 +157,18 @@ end
 function M.scope(fn, ...)
   local opened = M.open_scope()
   local a, b, c, d = fn(...)
+  local returned = {}
   for _, value in pairs({ a, b, c, d }) do
     local storage = type(value) == "table" and value.storage
-    if storage then
-      storage.kept = storage.kept or 1
+    if storage and not storage.kept then
+      storage.kept = 1
+      returned[#returned + 1] = storage
     end
   end
   M.close_scope(opened)
+  for _, storage in ipairs(returned) do
+    storage.kept = nil -- also where it was made outside: it stays in its own scope
+  end
   return a, b, c, d
 end
 
