@@ -306,7 +306,7 @@ describe("memory", function()
     assert.equal(before, live())
   end)
 
-  it("holds the same bytes at step 200 as at step 20", function()
+  it("holds the same bytes at step 200 as at step 20 (B103)", function()
     local w = helper.normal(1, { 32, 32 }):requires_grad_()
     local at = {}
     for step = 1, 200 do
