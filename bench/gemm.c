@@ -38,6 +38,16 @@ lg_status lg_fail(lg_context *ctx, lg_status status, const char *format, ...) {
     return status;
 }
 
+lg_scratch_mark lg_scratch_save(lg_context *ctx) {
+    (void)ctx;
+    return (lg_scratch_mark){NULL, 0};
+}
+
+void lg_scratch_restore(lg_context *ctx, lg_scratch_mark mark) {
+    (void)ctx;
+    (void)mark;
+}
+
 lg_status lg_scratch(lg_context *ctx, int64_t bytes, void **data) {
     if (bytes > ctx->scratch_bytes) {
         free(ctx->scratch);

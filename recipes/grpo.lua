@@ -97,8 +97,7 @@ local rate = liger.optim.schedule(config.lr_schedule, {
   lr = base_lr, steps = config.max_steps, warmup = config.warmup_steps, decay_type = "linear",
   decay_steps = math.floor(0.3 * config.max_steps),
 })
-local options = grpo.options(liger.pick(config, grpo.defaults))
-options.max_completion_length = max_new
+local options = grpo.options(liger.merge(liger.pick(config, grpo.defaults), { max_completion_length = max_new }))
 local prompts = liger.sampler.new(task.train, config.seed + 2)
 
 for step in run:steps(config.max_steps, { label = "grpo" }) do

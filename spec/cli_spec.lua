@@ -155,7 +155,7 @@ in every recipe:
   --seed     0                 seed of all random numbers
   --threads  0                 CPU threads; 0: all cores
   --dtype    f32               of the weights: f32 or bf16
-  --device   auto              auto or cpu
+  --device   auto              auto (a GPU when there is one), cpu or cuda:N
   --quiet    false             no progress
 ]],
         "run",

@@ -27,6 +27,15 @@ lg_status lg_scratch(lg_context *ctx, int64_t bytes, void **data);
 /* Ends an op: all its scratch is free again. */
 void lg_scratch_end(lg_context *ctx);
 
+/* A part of an op gives back what it took since the mark. */
+typedef struct lg_scratch_mark {
+    void *block;
+    int64_t used;
+} lg_scratch_mark;
+
+lg_scratch_mark lg_scratch_save(lg_context *ctx);
+void lg_scratch_restore(lg_context *ctx, lg_scratch_mark mark);
+
 struct lg_backend;
 const struct lg_backend *lg_cpu_backend(void);
 const struct lg_backend *lg_context_backend(lg_context *ctx);

@@ -165,6 +165,18 @@ lg_status lg_scratch(lg_context *ctx, int64_t bytes, void **data) {
     return LG_OK;
 }
 
+lg_scratch_mark lg_scratch_save(lg_context *ctx) {
+    return (lg_scratch_mark){ctx->scratch, ctx->scratch ? ctx->scratch->used : 0};
+}
+
+/* Blocks that were added since the mark stay, empty, until the op ends. */
+void lg_scratch_restore(lg_context *ctx, lg_scratch_mark mark) {
+    for (lg_scratch_block *block = ctx->scratch; block; block = block->older) {
+        block->used = block == mark.block ? mark.used : 0;
+        if (block == mark.block) break;
+    }
+}
+
 /* Only the newest block, which is the largest, is kept: a steady state has one block and no allocation. */
 void lg_scratch_end(lg_context *ctx) {
     lg_scratch_block *kept = ctx->scratch;

@@ -514,6 +514,7 @@ function methods:backward(gradient)
       lib.raise(("backward: tensor is %s, wanted one element, or a gradient"):format(Tensor.shape_text(self.shape)))
     end
     gradient = Tensor.empty(self.shape, self.dtype):fill_(1)
+    gradient.is_seed = true -- a 1 that nobody needs to read back
   else
     gradient = checked_gradient("backward: gradient", gradient, self.edge)
   end

@@ -2,6 +2,7 @@
 -- the way C's failures become Lua errors at the user's own line.
 local ffi = require("ffi")
 local abi = require("abi")
+local device = require("liger.device")
 
 local M = {}
 
@@ -30,12 +31,50 @@ if C.lg_abi_hash() ~= abi.hash then
   error("libliger.so was built from other headers than abi.lua: rebuild it", 0)
 end
 
-M.C = C
-M.ctx = C.lg_context_open(C.LG_CPU)
-if M.ctx == nil then
-  error("no memory for a context", 0)
+-- A CUDA device shows as a node of the file system, so that a machine without one never loads CUDA's libraries.
+local function has_gpu()
+  for _, path in ipairs({ "/dev/nvidiactl", "/dev/dxg" }) do
+    local file = io.open(path, "rb")
+    if file then
+      file:close()
+      return true
+    end
+  end
+  return false
 end
+
+local function open(number)
+  local ctx = C.lg_context_open(number)
+  if ctx == nil then
+    error("no memory for a context", 0)
+  end
+  local message = ffi.string(C.lg_error(ctx))
+  if message ~= "" then
+    C.lg_context_close(ctx)
+    return nil, message
+  end
+  return ctx
+end
+
+local function open_wanted(name)
+  if name == "cpu" then
+    return open(C.LG_CPU)
+  elseif name == "auto" then
+    return has_gpu() and open(0) or open(C.LG_CPU)
+  end
+  local number = name == "cuda" and 0 or tonumber(name:match("^cuda:(%d+)$"))
+  if not number then
+    error(("device: name is %s, wanted auto, cpu or cuda:N"):format(name), 0)
+  end
+  local ctx, message = open(number)
+  return ctx or error(message, 0)
+end
+
+M.C = C
+M.ctx = open_wanted(device.name)
 M.stats = C.lg_context_stats(M.ctx)
+M.device = tonumber(C.lg_context_device(M.ctx))
+M.on_cpu = M.device == C.LG_CPU
 
 local own_folder = debug.getinfo(1, "S").source:gsub("ffi%.lua$", "")
 

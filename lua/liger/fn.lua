@@ -376,7 +376,7 @@ end
 
 local function linear_cross_entropy_backward(node)
   local dy = autograd.incoming(node.out_loss, true)
-  if dy:item() ~= 1 then
+  if not dy.is_seed and dy:item() ~= 1 then
     lib.raise(
       ("linear_cross_entropy: gradient from above is %g, wanted 1; pass the factor as scale"):format(dy:item())
     )
@@ -398,7 +398,7 @@ function M.linear_cross_entropy(x, w, target, options)
   local o = with_defaults("linear_cross_entropy", CROSS_ENTROPY_DEFAULTS, options)
   local N, acc = x.shape[1] or 0, acc_dtype(x)
   if not o.scale then
-    local kept, ids = 0, target:data()
+    local kept, ids = 0, target:read()
     for i = 0, target:numel() - 1 do
       if ids[i] ~= o.ignore then
         kept = kept + 1

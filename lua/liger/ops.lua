@@ -50,6 +50,10 @@ local function emit_argument(out, op, p)
     end
     out(('  if type(%s) ~= "table" or not %s.raw then bad_tensor("%s", "%s", %s) end'):format(name, name, op.name, name, name))
     out(('  if %s.storage.dead then dead_tensor("%s", "%s") end'):format(name, op.name, name))
+    out(("  if %s.host then %s:upload() end"):format(name, name))
+    if p.tensor.role ~= "input" then
+      out(("  %s.mirror = nil"):format(name))
+    end
     out(("  %s_raw = %s.raw"):format(name, name))
     if optional then
       out("  end")

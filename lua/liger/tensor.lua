@@ -85,7 +85,7 @@ function Tensor.empty(shape, dtype)
   local storage = memory.alloc(n * dtype_bytes[dtype])
   raw.ndim = ndim
   raw.dtype = id
-  raw.device = -1
+  raw.device = lib.device
   raw.data = storage.block.data
   return setmetatable({ shape = shape, dtype = dtype, raw = raw, storage = storage }, Tensor)
 end
@@ -121,15 +121,65 @@ function Tensor.foreign(data, shape, dtype, owner)
   local base = { shape = shape, dtype = dtype, storage = storage, raw = tensor_t() }
   base.raw.data = ffi.cast("void *", data)
   base.raw.dtype = dtype_id[dtype]
-  base.raw.device = -1
+  base.raw.device = C.LG_CPU
   return Tensor.view_of(base, 0, shape)
 end
 
---- The data as a pointer of its C type, for reading and writing from Lua on the CPU. bf16 and f16 are uint16_t.
+-- "float[?]" and so on, for values on their way to or from a device.
+local array = {}
+for name, ctype in pairs(pointer) do
+  array[name] = ffi.typeof("$[?]", ffi.typeof(tostring(ctype):match("<(.-) ?%*>")))
+end
+
+--- A dense tensor that Lua fills through data(); its first use as an op's argument brings the values to the device.
+---@param shape integer[]
+---@param dtype string
+---@return liger.Tensor
+function Tensor.stage(shape, dtype)
+  local t = Tensor.empty(shape, dtype)
+  if not lib.on_cpu then
+    t.host = array[dtype](math.max(t:numel(), 1))
+  end
+  return t
+end
+
+--- Brings staged values to the device; ops do it by themselves.
+---@return liger.Tensor self
+function methods:upload()
+  if self.host then
+    lib.check(C.lg_upload(lib.ctx, self.host, self.raw))
+    self.host, self.mirror = nil, self.host
+  end
+  return self
+end
+
+--- The data as a pointer of its C type, for reading and writing from Lua: of a staged tensor, and of any on the CPU. bf16 and f16 are
+--- uint16_t.
 ---@return ffi.cdata*
 function methods:data()
-  check_live(self)
+  if self.storage.dead then
+    lib.raise("tensor: used after its scope ended; return it from the scope or call keep()")
+  end
+  if self.host then
+    return self.host
+  elseif self.raw.device ~= C.LG_CPU then
+    lib.raise("data: tensor is on the device; use read() or to_table()")
+  end
   return ffi.cast(pointer[self.dtype], self.raw.data)
+end
+
+--- The values of a dense tensor as an array of its C type, from 0. Waits for the device, unless the values came from the host and have
+--- not changed since; on the CPU it is the data itself.
+---@return ffi.cdata*
+function methods:read()
+  if self.host or self.raw.device == C.LG_CPU then
+    return self:data()
+  elseif self.mirror then
+    return self.mirror
+  end
+  local host = array[self.dtype](math.max(self:numel(), 1))
+  lib.check(C.lg_download(lib.ctx, self.raw, host))
+  return host
 end
 
 --- Number of elements.
@@ -194,7 +244,7 @@ end
 ---@return number|table
 function methods:to_table()
   local t = dense(self)
-  local data, at = t:data(), 0
+  local data, at = t:read(), 0
   local function build(depth)
     if depth > #t.shape then
       at = at + 1
@@ -216,7 +266,7 @@ function methods:item()
     lib.raise(("item: tensor is %s, wanted one element"):format(Tensor.shape_text(self.shape)))
   end
   local t = dense(self)
-  return element(t, t:data(), 0)
+  return element(t, t:read(), 0)
 end
 
 local integer_range = { i32 = { -2 ^ 31, 2 ^ 31 - 1 }, i64 = { -2 ^ 53, 2 ^ 53 }, u8 = { 0, 255 } }
@@ -238,7 +288,7 @@ function Tensor.from_table(values, dtype)
   dtype = dtype or "f32"
   local shape = shape_of(values)
   local wide = (dtype == "bf16" or dtype == "f16") and "f32" or dtype
-  local t = Tensor.empty(shape, wide)
+  local t = Tensor.stage(shape, wide)
   local data, at = t:data(), 0
   local range = integer_range[dtype]
   local function put(value, depth)
@@ -274,7 +324,7 @@ function Tensor.from_table(values, dtype)
     return t
   end
   local y = Tensor.empty(shape, dtype)
-  lib.check(C.lg_copy(lib.ctx, t.raw, y.raw))
+  lib.check(C.lg_copy(lib.ctx, t:upload().raw, y.raw))
   return y
 end
 
@@ -283,7 +333,8 @@ end
 function methods:copy_(x)
   check_live(self)
   check_live(x)
-  lib.check(C.lg_copy(lib.ctx, x.raw, self.raw))
+  lib.check(C.lg_copy(lib.ctx, x:upload().raw, self:upload().raw))
+  self.mirror = nil
   return self
 end
 
@@ -291,7 +342,8 @@ end
 ---@param value number
 function methods:fill_(value)
   check_live(self)
-  lib.check(C.lg_fill(lib.ctx, value, self.raw))
+  lib.check(C.lg_fill(lib.ctx, value, self:upload().raw))
+  self.mirror = nil
   return self
 end
 
@@ -308,7 +360,7 @@ function Tensor.__tostring(t)
     return ("%s %s (its scope ended)"):format(t.dtype, Tensor.shape_text(t.shape))
   end
   local flat = dense(t)
-  local n, data = flat:numel(), flat:data()
+  local n, data = flat:numel(), flat:read()
   local list = {}
   for i = 0, math.min(n, 6) - 1 do
     list[#list + 1] = number_text(element(flat, data, i))

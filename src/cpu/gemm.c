@@ -541,6 +541,7 @@ lg_status gemm(lg_context *ctx, const gemm_args *g) {
     int64_t partial_floats = partial ? part_rows * part_lanes : 0;
     int64_t floats = panel_floats + strip_floats + partial_floats;
     void *scratch;
+    lg_scratch_mark mark = lg_scratch_save(ctx);
     LG_TRY(lg_scratch(ctx, threads * floats * (int64_t)sizeof(float), &scratch));
 
 #pragma omp parallel for schedule(dynamic) num_threads(threads) firstprivate(p) if (threads > 1)
@@ -558,5 +559,6 @@ lg_status gemm(lg_context *ctx, const gemm_args *g) {
             run_rectangle(&p);
         }
     }
+    lg_scratch_restore(ctx, mark);
     return LG_OK;
 }

@@ -20,6 +20,7 @@ Options for every command, before or after it:
   --threads N    CPU threads; 0: all cores
   --seed N       seed of all random numbers
   --dtype NAME   of the weights: f32 or bf16
+  --device NAME  auto (a GPU when there is one), cpu or cuda:N
   --traceback    where an error comes from
 
   liger run recipes/grpo.lua --help
@@ -33,7 +34,7 @@ local modules = {
   info = "liger.cli.info",
 }
 local names = { "run", "generate", "score", "info", "help" }
-local global_options = { threads = true, seed = true, dtype = true }
+local global_options = { threads = true, seed = true, dtype = true, device = true }
 
 -- The environment of the prompt and of -e: everything of liger by its own name, loaded when first
 -- used, then Lua's globals.
@@ -82,7 +83,7 @@ end
 -- Options before -e and the prompt, where no command reads them.
 local function apply_globals(taken)
   local common = options.common
-  local values = options.parse({ common.threads, common.seed, common.dtype }, taken)
+  local values = options.parse({ common.threads, common.seed, common.dtype, common.device }, taken)
   if #taken > 0 then
     require("liger.ffi").set_threads(values.threads)
     require("liger.fn").manual_seed(values.seed)
@@ -124,10 +125,22 @@ local function is_script(word)
   return file and true or false
 end
 
+-- The device is chosen before anything opens it, wherever the option stands.
+local function choose_device(arg)
+  for i, word in ipairs(arg) do
+    local name = word == "--device" and arg[i + 1] or word:match("^%-%-device=(.*)$")
+    if name then
+      options.check_device(name)
+      require("liger.device").name = name
+    end
+  end
+end
+
 --- Runs the program.
 ---@param arg string[]
 ---@return integer status
 function M.main(arg)
+  choose_device(arg)
   local taken, args = take_globals(arg)
   local word = args[1]
   if not word then

@@ -26,7 +26,7 @@ function M.parse(command, args, globals)
   for _, key in ipairs(command.keys) do
     keys[#keys + 1] = key
   end
-  for _, name in ipairs({ "seed", "threads", "dtype" }) do
+  for _, name in ipairs({ "seed", "threads", "dtype", "device" }) do
     keys[#keys + 1] = options.common[name]
   end
   local values, words, help = options.parse(keys, all, #command.words)

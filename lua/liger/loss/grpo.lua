@@ -105,12 +105,8 @@ end
 local function sequence_mean(batch, x)
   local cu = batch.completion_cu
   local sums = ops.segment_sum(x, cu)
-  local start, inverse = cu:data(), Tensor.empty(sums.shape, sums.dtype)
-  local counts, data = ops.segment_sum(batch.mask, cu):to_table(), inverse:data()
-  for s = 0, sums.shape[1] - 1 do
-    data[s] = start[s + 1] > start[s] and 1 / math.max(counts[s + 1], 1) or 0
-  end
-  return ops.gather(ops.mul(sums, inverse), batch.sequence)
+  local counts = ops.segment_sum(batch.mask, cu):clamp(1, math.huge)
+  return ops.gather(ops.div(sums, counts), batch.sequence)
 end
 
 --- The loss of each completion token; the caller multiplies by the weights and sums.
@@ -175,10 +171,10 @@ end
 function M.sums(batch, entropy, parts, options, sums)
   sums = sums or { tokens = 0, sequences = 0, entropy = 0, kl = 0, low = 0, high = 0, low_min = 1, high_max = 0 }
   local values = {
-    mask = batch.mask:data(), advantage = batch.advantage:data(),
-    ratio = parts.ratio:data(), entropy = entropy:data(), kl = parts.kl and parts.kl:data(),
+    mask = batch.mask:read(), advantage = batch.advantage:read(),
+    ratio = parts.ratio:read(), entropy = entropy:read(), kl = parts.kl and parts.kl:read(),
   }
-  local start, whole = batch.completion_cu:data(), options.importance_sampling_level == "sequence"
+  local start, whole = batch.completion_cu:read(), options.importance_sampling_level == "sequence"
   for s = 0, batch.completion_cu:numel() - 2 do
     local tokens, low, high = count_sequence(sums, start[s], start[s + 1] - 1, values, options)
     local n = math.max(tokens, 1)

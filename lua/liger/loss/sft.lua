@@ -7,8 +7,8 @@ local M = {}
 ---@param rows table
 ---@return { loss: number, entropy: number, correct: number, tokens: integer }
 function M.sums(batch, rows)
-  local target, predicted = batch.target:data(), rows.predicted:data()
-  local loss, entropy = rows.loss:data(), rows.entropy:data()
+  local target, predicted = batch.target:read(), rows.predicted:read()
+  local loss, entropy = rows.loss:read(), rows.entropy:read()
   local sums = { loss = 0, entropy = 0, correct = 0, tokens = 0 }
   for i = 0, batch.num_tokens - 1 do
     if target[i] >= 0 then

@@ -44,7 +44,21 @@ function M.read(entry, name, y)
   if got ~= wanted then
     lib.raise(("%s: tensor %s is %s, wanted %s as the config says"):format(entry.path, name, got, wanted))
   end
-  lib.check(C.lg_file_read(lib.ctx, entry.file, entry.index, y.raw))
+  if lib.on_cpu then
+    lib.check(C.lg_file_read(lib.ctx, entry.file, entry.index, y.raw))
+    return
+  end
+  local host = M.on_host(y)
+  lib.check(C.lg_file_read(lib.ctx, entry.file, entry.index, host.raw))
+  lib.check(C.lg_upload(lib.ctx, host.raw.data, y.raw))
+end
+
+--- A dense tensor like y in the host's memory, its values not set.
+---@param y liger.Tensor
+---@return liger.Tensor
+function M.on_host(y)
+  local bytes = ffi.new("char[?]", math.max(y:numel() * Tensor.dtype_bytes[y.dtype], 1))
+  return Tensor.foreign(bytes, y.shape, y.dtype, bytes)
 end
 
 -- With tied embeddings a file holds either name.
@@ -92,10 +106,17 @@ end
 ---@param path string
 function M.save(model, path)
   local named = model:named_weights()
+  local kept = {}
   local names = ffi.new("const char *[?]", #named)
   local tensors = ffi.new("const lg_tensor *[?]", #named)
   for i, w in ipairs(named) do
-    names[i - 1], tensors[i - 1] = w.name, w.tensor.raw
+    local t = w.tensor
+    if not lib.on_cpu then
+      t = M.on_host(w.tensor)
+      lib.check(C.lg_download(lib.ctx, w.tensor.raw, t.raw.data))
+      kept[i] = t
+    end
+    names[i - 1], tensors[i - 1] = w.name, t.raw
   end
   lib.check(C.lg_safetensors_write(lib.ctx, path, names, tensors, #named, '{"format":"pt"}'))
 end

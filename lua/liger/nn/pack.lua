@@ -14,10 +14,10 @@ local M = {}
 
 local function new_pack(num_tokens, num_sequences)
   return {
-    ids = Tensor.empty({ num_tokens }, "i32"),
-    position = Tensor.empty({ num_tokens }, "i32"),
-    target = Tensor.empty({ num_tokens }, "i32"),
-    cu_seqlens = Tensor.empty({ num_sequences + 1 }, "i32"),
+    ids = Tensor.stage({ num_tokens }, "i32"),
+    position = Tensor.stage({ num_tokens }, "i32"),
+    target = Tensor.stage({ num_tokens }, "i32"),
+    cu_seqlens = Tensor.stage({ num_sequences + 1 }, "i32"),
     max_length = 1,
     num_tokens = num_tokens,
   }
@@ -60,8 +60,8 @@ function M.completions(samples)
     K = K + #s.completion
   end
   local p = new_pack(N, #samples)
-  p.rows, p.sequence = Tensor.empty({ K }, "i32"), Tensor.empty({ K }, "i32")
-  p.completion_cu = Tensor.empty({ #samples + 1 }, "i32")
+  p.rows, p.sequence = Tensor.stage({ K }, "i32"), Tensor.stage({ K }, "i32")
+  p.completion_cu = Tensor.stage({ #samples + 1 }, "i32")
   p.num_completion = K
   local id, position, target, start = p.ids:data(), p.position:data(), p.target:data(), p.cu_seqlens:data()
   local rows, sequence, completion_start = p.rows:data(), p.sequence:data(), p.completion_cu:data()

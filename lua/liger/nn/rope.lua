@@ -134,8 +134,8 @@ function M.tables(rope, length, dtype)
   end
   local freq = M.frequencies(rope, length)
   local half = #freq
-  local cos = Tensor.empty({ size, half }, dtype):keep()
-  local sin = Tensor.empty({ size, half }, dtype):keep()
+  local cos = Tensor.stage({ size, half }, dtype):keep()
+  local sin = Tensor.stage({ size, half }, dtype):keep()
   local cos_data, sin_data = cos:data(), sin:data()
   for p = 0, size - 1 do
     for i = 0, half - 1 do

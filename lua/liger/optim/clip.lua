@@ -1,6 +1,7 @@
 -- The global norm of gradients and the factor that clips it.
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
+local Tensor = require("liger.tensor")
 
 local M = {}
 
@@ -8,9 +9,13 @@ local M = {}
 ---@param gradients liger.Tensor[]
 ---@return number
 function M.global_norm(gradients)
-  local total = 0
-  for _, grad in ipairs(gradients) do
-    total = total + ops.sum_squares(grad):item()
+  local squares = Tensor.empty({ #gradients }, "f64")
+  for i, grad in ipairs(gradients) do
+    ops.raw.sum_squares(grad, squares:row(i))
+  end
+  local values, total = squares:read(), 0
+  for i = 0, #gradients - 1 do
+    total = total + values[i]
   end
   return math.sqrt(total)
 end

@@ -136,7 +136,7 @@ end
 
 -- A [K] tensor from a value a token.
 local function column(samples, K, dtype, value)
-  local t = Tensor.empty({ K }, dtype)
+  local t = Tensor.stage({ K }, dtype)
   local data, k = t:data(), 0
   for _, s in ipairs(samples) do
     for j = 1, #s.completion do

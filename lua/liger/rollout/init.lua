@@ -88,7 +88,7 @@ end
 
 local function sample(self, z, rows)
   local B = #rows
-  local sequence, position = Tensor.empty({ B }, "i64"), Tensor.empty({ B }, "i32")
+  local sequence, position = Tensor.stage({ B }, "i64"), Tensor.stage({ B }, "i32")
   local sequence_data, position_data = sequence:data(), position:data()
   for i, row in ipairs(rows) do
     sequence_data[i - 1], position_data[i - 1] = row.number, row.length
@@ -96,7 +96,7 @@ local function sample(self, z, rows)
   local o = self.options
   local top_k = o.greedy and 1 or math.max(o.top_k, 0)
   local id, logp = ops.sample(z, sequence, position, o.seed, top_k, o.top_p, o.min_p)
-  local id_data, logp_data = id:data(), logp:data()
+  local id_data, logp_data = id:read(), logp:read()
   local on_token, result = o.on_token, nil
   for i = 1, B do
     local row = rows[i]
@@ -261,9 +261,9 @@ local function decode(self)
     widest = math.max(widest, #row.pages)
     longest = math.max(longest, row.length + 1)
   end
-  local ids, position = Tensor.empty({ B }, "i32"), Tensor.empty({ B }, "i32")
-  local slot, length = Tensor.empty({ B }, "i32"), Tensor.empty({ B }, "i32")
-  local page = Tensor.empty({ B, widest }, "i32")
+  local ids, position = Tensor.stage({ B }, "i32"), Tensor.stage({ B }, "i32")
+  local slot, length = Tensor.stage({ B }, "i32"), Tensor.stage({ B }, "i32")
+  local page = Tensor.stage({ B, widest }, "i32")
   local id_data, position_data, slot_data = ids:data(), position:data(), slot:data()
   local length_data, page_data = length:data(), page:data()
   for i = 0, B - 1 do

@@ -14,7 +14,7 @@ local function flush(model, group, options)
     sequences[i] = item.ids
   end
   local logp, entropy = model:logprob(pack.sequences(sequences), options)
-  local logp_data, entropy_data, at = logp:data(), entropy:data(), 0
+  local logp_data, entropy_data, at = logp:read(), entropy:read(), 0
   for _, item in ipairs(group) do
     for j = 1, #item.ids - 1 do
       item.result.logp[j] = tonumber(logp_data[at + j - 1])

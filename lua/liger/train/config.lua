@@ -35,7 +35,7 @@ local function common_keys(out)
     options.common.seed,
     options.common.threads,
     options.common.dtype,
-    { name = "device", default = "auto", comment = "auto or cpu" },
+    options.common.device,
     { name = "quiet", default = false, comment = "no progress" },
   }
 end
@@ -263,11 +263,8 @@ function M.new(defaults, constraints)
   if help then
     print_help(lines, keys, common)
     error({ code = 0 }, 0)
-  elseif values.device:match("^cuda") then
-    options.usage_error("--device: got \"cuda\", which is not built yet, wanted auto or cpu")
-  elseif values.device ~= "auto" and values.device ~= "cpu" then
-    options.usage_error(("--device: got %q, wanted auto or cpu"):format(values.device))
   end
+  options.check_device(values.device)
   apply(values)
   return values
 end

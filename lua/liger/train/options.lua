@@ -31,7 +31,16 @@ M.common = {
     comment = "of the weights: f32 or bf16",
     allow = { "f32", "bf16" },
   },
+  device = { name = "device", default = "auto", comment = "auto (a GPU when there is one), cpu or cuda:N" },
 }
+
+--- Refuses what is no name of a device.
+---@param name string
+function M.check_device(name)
+  if name ~= "auto" and name ~= "cpu" and name ~= "cuda" and not name:match("^cuda:%d+$") then
+    M.usage_error(("--device: got %q, wanted auto, cpu or cuda:N"):format(name))
+  end
+end
 
 --- Ends the command with exit status 2: it was used wrongly.
 ---@param message string

@@ -241,7 +241,7 @@ local function all_finite(tensor)
     return true
   end
   local t = tensor:is_contiguous() and tensor or tensor:detach():clone()
-  local data, exponent = t:data(), exponent_bits[t.dtype]
+  local data, exponent = t:read(), exponent_bits[t.dtype]
   for i = 0, t:numel() - 1 do
     if exponent then
       if bit.band(data[i], exponent) == exponent then
