@@ -644,6 +644,58 @@ describe("checkpoint", function()
   end)
 end)
 
+describe("random graphs", function()
+  -- One of the ways to go on from the tensors made so far, all [rows, 4].
+  local function grow(pool, random, w)
+    local x, y = pool[random(#pool)], pool[random(#pool)]
+    local rows = math.min(x:size(1), y:size(1))
+    local function top(t)
+      local start = random(t:size(1) - rows + 1)
+      return t:narrow(1, start, rows)
+    end
+    local left, right = x:narrow(2, 1, 2), x:narrow(2, 3, 2)
+    local ways = {
+      function() return top(x) + top(y) end,
+      function() return top(x) * top(y) end,
+      function() return ops.sigmoid(x) end,
+      function() return x:narrow(1, random(x:size(1)), 1) end,
+      function() return ops.linear(x, w) end,
+      function() return ops.linear(x, w:reshape(2, 8):reshape(4, 4)) end,
+      function()
+        return ops.linear(ops.swiglu(left, right), ops.swiglu(w:narrow(2, 1, 2), w:narrow(2, 2, 2)))
+      end,
+      function()
+        local function gate(a, b) return ops.sigmoid(a) * b end
+        return autograd.checkpoint(gate, top(x), top(y))
+      end,
+      function() return autograd.checkpoint(ops.linear, x, w) end,
+      function() return ops.rms_norm(x, w[random(4)], 1e-6) end,
+      function() return x:reshape(-1):reshape(-1, 4) end,
+      function() return x * -0.5 + 0.1 end,
+    }
+    return ways[random(#ways)]()
+  end
+
+  -- The same graph for the same seed.
+  local function build(seed)
+    return function(x, w)
+      math.randomseed(seed)
+      local pool = { x, x * 1 }
+      for _ = 1, 12 do
+        pool[#pool + 1] = grow(pool, math.random, w)
+      end
+      return pool[#pool], pool[#pool - 1], pool[math.random(#pool)]
+    end
+  end
+
+  it("have the gradients of central differences", function()
+    local x, w = helper.normal(11, { 6, 4 }, "f64"), helper.normal(12, { 4, 4 }, "f64")
+    for seed = 1, 60 do
+      helper.gradients(build(seed), { x, w }, 1e-5)
+    end
+  end)
+end)
+
 describe("linear_cross_entropy's gradient", function()
   local eye = { { 1, 0 }, { 0, 1 } }
 

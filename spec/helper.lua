@@ -263,7 +263,7 @@ function M.gradients(build, inputs, tolerance)
   for i, x in ipairs(inputs) do
     M.check_gradient(function()
       return autograd.no_grad(loss, unpack(inputs)):item()
-    end, x, leaves[i].grad, tolerance, "input " .. i)
+    end, x, leaves[i].grad or fn.full_like(x, 0), tolerance, "input " .. i)
   end
 end
 
