@@ -160,7 +160,7 @@ end
 -- The value that a text means for the key, or nil.
 local function convert(key, text)
   local kind, allow = key.kind, key.allow or {}
-  if key.none and text == "none" then
+  if key.none and text == "none" and not is_choice(text, allow) then
     return false
   end
   local value = text

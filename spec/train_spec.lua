@@ -1,0 +1,377 @@
+-- The recipes as they are run: small, with a fixed seed, through the program.
+local helper = require("spec.helper")
+local cjson = require("cjson")
+local sums = require("liger.data.sums")
+local task = require("liger.train.task")
+
+local root, count
+
+setup(function()
+  root, count = os.tmpname(), 0
+  os.remove(root)
+  assert(os.execute(("mkdir %q"):format(root)))
+end)
+
+teardown(function()
+  os.execute(("rm -r %q"):format(root))
+end)
+
+local function write(name, text)
+  local file = assert(io.open(root .. "/" .. name, "w"))
+  file:write(text)
+  file:close()
+  return root .. "/" .. name
+end
+
+local function lines_of(path)
+  local rows = {}
+  for line in io.lines(path) do
+    rows[#rows + 1] = cjson.decode(line)
+  end
+  return rows
+end
+
+-- Tables of options become one; later ones win.
+local function with(...)
+  local y = {}
+  for _, options in ipairs({ ... }) do
+    for key, value in pairs(options) do
+      y[key] = value
+    end
+  end
+  return y
+end
+
+-- Output and exit status of a recipe; an option that is true has no value.
+local function start(recipe, options)
+  local words = {}
+  for key, value in pairs(options) do
+    words[#words + 1] = "--" .. key:gsub("_", "-") .. (value == true and "" or (" %q"):format(tostring(value)))
+  end
+  local line = ("build/liger run recipes/%s.lua --quiet %s 2>&1; echo $?"):format(recipe, table.concat(words, " "))
+  local pipe = io.popen(line)
+  local text = pipe:read("*a")
+  pipe:close()
+  local output, status = text:match("^(.-)(%d+)\n$")
+  return output, tonumber(status)
+end
+
+-- Runs a recipe to its end; the run: output, folder, metrics without timings, of one phase: phase(name).
+local function run(recipe, options)
+  count = count + 1
+  local folder = ("%s/%d"):format(root, count)
+  local output, status = start(recipe, with(options, { out = folder }))
+  assert(status == 0, ("%s ended with %s: %s"):format(recipe, tostring(status), output))
+  local metrics = lines_of(folder .. "/metrics.jsonl")
+  for _, line in ipairs(metrics) do
+    assert.equal("number", type(line.step_time))
+    line.step_time, line.tokens_per_second = nil, nil
+  end
+  return {
+    output = output, folder = folder, metrics = metrics,
+    phase = function(name)
+      local list = {}
+      for _, line in ipairs(metrics) do
+        list[#list + 1] = line.phase == name and line or nil
+      end
+      return list
+    end,
+  }
+end
+
+-- Shorter completions earn more: a signal from the first step on.
+local SHORT = "return function(_, _, sample) return 1 - #sample.completion / 5 end"
+local GRPO = {
+  max_steps = 3, prompts_per_step = 4, num_generations = 4, sft_until = 0, seed = 1, threads = 1, warmup_steps = 0,
+}
+
+local function run_grpo(options)
+  return run("grpo", with(GRPO, { reward = write("short.lua", SHORT) }, options or {}))
+end
+
+local function column(lines, name)
+  local list = {}
+  for i, line in ipairs(lines) do
+    list[i] = line[name]
+  end
+  return list
+end
+
+local function finite(run_of)
+  for _, line in ipairs(run_of.metrics) do
+    for name, value in pairs(line) do
+      assert.is_true(type(value) ~= "number" or value - value == 0, name)
+    end
+  end
+end
+
+describe("recipes/sft.lua", function()
+  local OPTIONS = { max_steps = 5, batch_size = 16, warmup_steps = 2, seed = 1, threads = 1 }
+
+  it("has its recorded losses", function()
+    local metrics = run("sft", OPTIONS).metrics
+    helper.close(column(metrics, "loss"), { 5.40434928, 5.10161226, 4.19174118, 4.02424661, 3.76102467 }, 1e-5, "loss")
+  end)
+
+  it("gives the same lines for the same seed, on any number of threads", function()
+    local first = run("sft", OPTIONS)
+    assert.same(first.metrics, run("sft", OPTIONS).metrics)
+    assert.same(first.metrics, run("sft", with(OPTIONS, { threads = 2 })).metrics)
+    assert.are_not.same(first.metrics, run("sft", with(OPTIONS, { seed = 2 })).metrics)
+  end)
+
+  it("says how the held-out samples went before and after", function()
+    local made = run("sft", OPTIONS)
+    local before = made.output:match("held%-out before: (%d+%.%d%d%d%d) loss, %d%.%d%d%d token accuracy\n")
+    local after = made.output:match("held%-out after: (%d+%.%d%d%d%d) loss, %d%.%d%d%d token accuracy\n")
+    assert.is_true(tonumber(after) < tonumber(before))
+  end)
+
+  it("changes nothing by recomputing its layers, and next to nothing by smaller micro-batches", function()
+    local plain = run("sft", OPTIONS).metrics
+    assert.same(plain, run("sft", with(OPTIONS, { gradient_checkpointing = true })).metrics)
+    local split = run("sft", with(OPTIONS, { micro_tokens = 40 })).metrics
+    helper.close(column(split, "loss"), column(plain, "loss"), 1e-5)
+    assert.same(column(plain, "num_tokens"), column(split, "num_tokens"))
+  end)
+
+  it("learns prompt and completion, texts and chats of a file, and saves what it learnt", function()
+    local made = run("sft", with(OPTIONS, { save = root .. "/sums" }))
+    finite(made)
+    local rows = {}
+    for i = 1, 12 do
+      rows[i] = i % 2 == 0 and ('{"prompt": "%d+1=", "completion": "%d\\n"}'):format(i, i + 1)
+        or ('{"text": "%d and %d"}'):format(i, i + 1)
+    end
+    local data = write("data.jsonl", table.concat(rows, "\n"))
+    local again = run("sft", {
+      model = root .. "/sums", data = data, max_steps = 3, batch_size = 4, holdout = 0.2,
+    })
+    finite(again)
+    assert.equal(3, #again.metrics)
+    assert.is_truthy(again.output:find("held-out before: ", 1, true))
+  end)
+end)
+
+describe("recipes/grpo.lua", function()
+  it("has its recorded numbers in the warm-up and after", function()
+    local made = run_grpo({ max_steps = 5 })
+    helper.close(column(made.phase("warm-up"), "loss"), {
+      5.54435682, 5.45421267, 5.26410151, 5.03363609, 4.82981586, 4.58584166, 4.31808472, 4.09822607, 3.87301016, 3.72472572,
+    }, 1e-5, "warm-up loss")
+    local lines = made.phase("grpo")
+    helper.close(column(lines, "reward"), { 0.0625, 0.1, 0.1125, 0.15, 0.2125 }, 1e-5, "reward")
+    helper.close(column(lines, "loss"), { 0.0782571062, 0.142196432, 0.112107106, 0.176404461, 0.233915001 }, 1e-5, "loss")
+    helper.close(column(lines, "grad_norm"), { 1.38548539, 1.76729706, 2.03440169, 1.82537148, 2.5481793 }, 1e-4, "grad_norm")
+  end)
+
+  it("gives the same lines for the same seed, on any number of threads", function()
+    local first = run_grpo()
+    local second = run_grpo()
+    assert.same(first.metrics, second.metrics)
+    assert.equal(helper.read(first.folder .. "/samples.jsonl"), helper.read(second.folder .. "/samples.jsonl"))
+    assert.same(first.metrics, run_grpo({ threads = 2 }).metrics)
+    assert.are_not.same(first.metrics, run_grpo({ seed = 2 }).metrics)
+  end)
+
+  it("changes next to nothing by smaller micro-batches", function()
+    local plain, split = run_grpo().phase("grpo"), run_grpo({ micro_tokens = 20 }).phase("grpo")
+    for _, name in ipairs({ "reward", "loss", "grad_norm", "entropy" }) do
+      helper.close(split[1][name], plain[1][name], 1e-5, name)
+    end
+  end)
+
+  it("says how often held-out problems were solved before and after", function()
+    local made = run_grpo()
+    for _, when in ipairs({ "before", "after" }) do
+      local form = "held%-out accuracy " .. when .. ": %-?%d+%.%d%d sampled, %-?%d+%.%d%d greedy\n"
+      assert.is_truthy(made.output:find(form), made.output)
+    end
+  end)
+
+  it("runs with each of its methods", function()
+    local plain = run_grpo()
+    finite(plain)
+    assert.is_nil(plain.metrics[#plain.metrics].kl)
+    for _, options in ipairs({
+      { beta = 0.04 },
+      { loss_type = "dr_grpo" },
+      { loss_type = "grpo" },
+      { num_iterations = 2 },
+      { mask_truncated_completions = true },
+      { scale_rewards = "batch" },
+      { scale_rewards = "none" },
+      { temperature = 0.7, top_k = 20 },
+      { top_p = 0.9, min_p = 0.01 },
+      { lr_schedule = "cosine", weight_decay = 0.1, max_grad_norm = 0 },
+      { importance_sampling_level = "sequence", num_iterations = 2 },
+      { delta = 1.01, epsilon_high = 0.001, epsilon = 0.001, num_iterations = 2 },
+    }) do
+      local made, text = run_grpo(options), cjson.encode(options)
+      finite(made)
+      local lines = made.phase("grpo")
+      assert.equal(3, #lines, text)
+      assert.are_not.same(plain.phase("grpo"), lines, text)
+      assert.is_true(lines[3].grad_norm > 0, text)
+      if options.beta then
+        assert.equal(0, lines[1].kl)
+        assert.is_true(lines[3].kl > 0)
+      end
+      if options.delta then
+        assert.is_true(lines[3]["clip_ratio/region_mean"] > 0)
+      end
+    end
+    -- On one device the tokens of the batch are all there are.
+    assert.same(plain.metrics, run_grpo({ loss_type = "bnpo" }).metrics)
+  end)
+
+  it("solves more after training than before", function()
+    -- Long enough to see the reward rise: shorter answers.
+    local made = run_grpo({ max_steps = 25, prompts_per_step = 8, learning_rate = 2e-3 })
+    local rewards = column(made.phase("grpo"), "reward")
+    local first, last = 0, 0
+    for i = 1, 5 do
+      first, last = first + rewards[i] / 5, last + rewards[#rewards - i + 1] / 5
+    end
+    assert.is_true(last > first + 0.1, ("%g, %g"):format(first, last))
+  end)
+
+  it("trains a checkpoint on a file of prompts with a reward of one's own", function()
+    local saved = root .. "/grpo"
+    run_grpo({ save = saved })
+    for _, name in ipairs({ "config.json", "model.safetensors", "tokenizer.json" }) do
+      assert.is_true(helper.exists(saved .. "/" .. name), name)
+    end
+    local rows = {}
+    for i = 1, 10 do
+      rows[i] = ('{"prompt": "%d+%d=", "answer": "%d"}'):format(i + 10, i + 20, 2 * i + 30)
+    end
+    local data = write("prompts.jsonl", table.concat(rows, "\n"))
+    local options = {
+      model = saved, data = data, max_steps = 2, prompts_per_step = 2, num_generations = 4, holdout = 0.3,
+      max_completion_length = 6, threads = 1, reward = write("short.lua", SHORT),
+    }
+    local made = run("grpo", options)
+    finite(made)
+    assert.equal(2, #made.metrics)
+    assert.same({}, made.phase("warm-up"))
+    assert.is_truthy(made.output:find("held%-out reward before: "))
+    finite(run("grpo", with(options, { reward = "numeric" })))
+  end)
+
+  it("stops with one line at a reward that fails", function()
+    local function stops(reward, ...)
+      count = count + 1
+      local output, status = start("grpo", with(GRPO, { reward = reward, out = ("%s/%d"):format(root, count) }))
+      assert.equal(1, status)
+      for _, text in ipairs({ ... }) do
+        assert.is_truthy(output:find(text, 1, true), output)
+      end
+      local _, newlines = output:gsub("\n", "")
+      assert.equal(1, newlines, output)
+    end
+    stops(write("none.lua", "return function() end"), "reward: it gave nil for completion 1")
+    stops(write("raises.lua", "return function() error('out of luck') end"), "raises.lua:1: out of luck")
+    stops("best", "reward: best is none; wanted exact, numeric or a Lua file")
+  end)
+end)
+
+describe("the built-in sums", function()
+  local function key(row)
+    local a, b = row.prompt:match("^(%d+)%+(%d+)=$")
+    a, b = tonumber(a), tonumber(b)
+    return math.min(a, b) .. "+" .. math.max(a, b)
+  end
+
+  it("hold a tenth of the pairs out, in both orders", function()
+    local t = sums.new(3)
+    local held, trained = {}, {}
+    for _, row in ipairs(t.held_out) do
+      held[key(row)] = (held[key(row)] or 0) + 1
+    end
+    local pairs_held = 0
+    for pair, times in pairs(held) do
+      local a, b = pair:match("(%d+)%+(%d+)")
+      assert.equal(a == b and 1 or 2, times)
+      pairs_held = pairs_held + 1
+    end
+    assert.equal(409, pairs_held)
+    for _, row in ipairs(t.train) do
+      assert.is_nil(held[key(row)])
+      trained[row.prompt] = true
+    end
+    assert.equal(8100, #t.train + #t.held_out)
+    local other = sums.new(4)
+    assert.are_not.equal(t.held_out[1].prompt .. t.held_out[2].prompt, other.held_out[1].prompt .. other.held_out[2].prompt)
+    assert.same(t.held_out[1], sums.new(3).held_out[1])
+  end)
+
+  it("are right, and their answers end with a newline", function()
+    for _, row in ipairs(sums.new(1).train) do
+      local a, b = row.prompt:match("^(%d%d)%+(%d%d)=$")
+      assert.equal(a + b, tonumber(row.answer))
+    end
+    local row = sums.new(1).train[1]
+    local bytes = sums.new(1).tokenizer
+    assert.equal(row.prompt, bytes:decode(row.ids))
+    assert.equal(row.answer .. "\n", bytes:decode(row.completion))
+  end)
+
+  it("of the held-out part occur in neither phase", function()
+    local held = {}
+    for _, row in ipairs(sums.new(1).held_out) do
+      held[key(row)] = true
+    end
+    -- A reward that keeps the prompts it sees, in the order: warm-up tests, held-out, training, held-out.
+    local seen = root .. "/seen"
+    local reward = write("seen.lua", ([[
+      return function(_, row, sample)
+        local file = io.open(%q, "a")
+        file:write(row.prompt, "\n")
+        file:close()
+        return 1 - #sample.completion / 5
+      end]]):format(seen))
+    run_grpo({ reward = reward })
+    local parts, in_held = {}, nil
+    for prompt in io.lines(seen) do
+      local now = held[key({ prompt = prompt })] or false
+      if now ~= in_held then
+        parts[#parts + 1] = { held = now, count = 0 }
+        in_held = now
+      end
+      parts[#parts].count = parts[#parts].count + 1
+    end
+    -- A held-out problem in a training phase would cut it in two.
+    assert.same({ false, true, false, true }, column(parts, "held"))
+    assert.equal(256, parts[1].count)
+    assert.equal(3 * 4 * 4, parts[3].count)
+    local evaluated = 3 * #sums.new(1).held_out
+    assert.equal(evaluated, parts[2].count)
+    assert.equal(evaluated, parts[4].count)
+  end)
+end)
+
+describe("a recipe's task", function()
+  it("takes model and data together, with a tokenizer", function()
+    local function refused(config, ...)
+      for _, kind in ipairs({ "prompts", "supervised" }) do
+        helper.raises(function()
+          task[kind](config)
+        end, ...)
+      end
+    end
+    refused({ model = "m", data = "" }, "config: --model without --data: a checkpoint and its data go together")
+    refused({ model = "", data = "d" }, "config: --data without --model: a checkpoint and its data go together")
+    local folder = helper.golden_folder("models/llama3")
+    refused({ model = folder, data = "d", dtype = "f32" }, folder .. ": there is no tokenizer.json beside the model")
+  end)
+
+  it("is the built-in one without both", function()
+    local built = task.prompts({ model = "", data = "", seed = 1, dtype = "f32" })
+    assert.is_true(built.built_in)
+    assert.equal(5, built.max_new)
+    assert.same({ 10 }, built.model.stop_ids)
+    assert.equal("accuracy", built.metric)
+    assert.equal(426688, built.model:num_parameters())
+  end)
+end)
