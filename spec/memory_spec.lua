@@ -317,7 +317,8 @@ describe("memory", function()
       end)
       at[step] = step % 180 == 20 and live()
     end
-    assert.equal(at[20], at[200])
+    -- Less is no fault: a compiled trace may hold a dropped tensor until it is flushed.
+    assert.is_true(at[200] <= at[20])
   end)
 
   it("says what was wanted when there is none", function()
