@@ -35,16 +35,22 @@ cudaStream_t cuda_stream(lg_context *ctx);
 int cuda_num_sms(lg_context *ctx);
 device_error *cuda_error_slot(lg_context *ctx); /* for kernels */
 
+/* A number that the host needs: a kernel writes it to the slot, `mark` follows the kernel, `wait` waits for that mark alone, so that
+ * what was asked of the device in between goes on. */
+int64_t *cuda_count_slot(lg_context *ctx); /* for kernels */
+lg_status cuda_mark_count(lg_context *ctx, const char *op);
+lg_status cuda_wait_count(lg_context *ctx, const char *op, int64_t *count);
+
 /* Translates a CUDA status; LG_OK for cudaSuccess. After a sticky error every later call says the same. */
 lg_status cuda_check(lg_context *ctx, const char *what, cudaError_t status);
 /* After a launch: whether it was accepted. */
 lg_status cuda_launched(lg_context *ctx, const char *op);
 
-/* The matrix product of gemm.cu: C = op(A) op(B) (+ C), row-major, fp32 sums. */
+/* The matrix product of gemm.cu: C = op(A) op(B) + bias, or C += op(A) op(B); row-major, fp32 sums. `bias` [n] is of C's dtype. */
 typedef struct cuda_matrix {
     const void *data;
     int64_t ld;
-    int32_t dtype; /* f32, bf16 or f16; A and B the same, or bf16 with f32 where gemm.cu says so */
+    int32_t dtype; /* f32, bf16 or f16; A and B the same */
     bool trans;    /* the product reads the transpose: data is [K, M] for A, [N, K] for B */
 } cuda_matrix;
 

@@ -29,6 +29,23 @@ device_error *cuda_error_slot(lg_context *ctx) {
     return state_of(ctx)->error_on_device;
 }
 
+/* ---- a number on its way to the host ---- */
+
+int64_t *cuda_count_slot(lg_context *ctx) {
+    return state_of(ctx)->count_on_device;
+}
+
+lg_status cuda_mark_count(lg_context *ctx, const char *op) {
+    return cuda_check(ctx, op, cudaEventRecord(state_of(ctx)->counted, cuda_stream(ctx)));
+}
+
+lg_status cuda_wait_count(lg_context *ctx, const char *op, int64_t *count) {
+    lg_context_stats(ctx)->syncs++;
+    LG_TRY(cuda_check(ctx, op, cudaEventSynchronize(state_of(ctx)->counted)));
+    *count = *(volatile int64_t *)state_of(ctx)->count;
+    return LG_OK;
+}
+
 /* ---- errors ---- */
 
 lg_status cuda_check(lg_context *ctx, const char *what, cudaError_t status) {
@@ -132,6 +149,8 @@ static void device_close(lg_context *ctx) {
     }
     cudaFreeHost(s->landing);
     cudaFreeHost(s->error);
+    cudaFreeHost(s->count);
+    cudaEventDestroy(s->counted);
     cudaFreeAsync(s->workspace, s->stream);
     cudaStreamDestroy(s->stream);
     free(s);
@@ -165,6 +184,9 @@ static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
     LG_TRY(cuda_check(ctx, "cuda", cudaHostAlloc((void **)&s->error, sizeof *s->error, cudaHostAllocMapped)));
     memset(s->error, 0, sizeof *s->error);
     LG_TRY(cuda_check(ctx, "cuda", cudaHostGetDevicePointer((void **)&s->error_on_device, s->error, 0)));
+    LG_TRY(cuda_check(ctx, "cuda", cudaHostAlloc((void **)&s->count, sizeof *s->count, cudaHostAllocMapped)));
+    LG_TRY(cuda_check(ctx, "cuda", cudaHostGetDevicePointer((void **)&s->count_on_device, s->count, 0)));
+    LG_TRY(cuda_check(ctx, "cuda", cudaEventCreateWithFlags(&s->counted, cudaEventDisableTiming)));
     LG_TRY(cuda_check(ctx, "cuda", cudaMallocAsync(&s->workspace, WORKSPACE_BYTES, s->stream)));
     if (cublasLtCreate(&s->cublas) != CUBLAS_STATUS_SUCCESS)
         return lg_fail(ctx, LG_EDEVICE, "cuda: cuBLASLt does not start");

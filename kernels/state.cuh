@@ -5,6 +5,16 @@
 #include <cublasLt.h>
 
 #include "common.cuh"
+#include "gemm.cuh"
+
+enum { NUM_PLANS = 512, PLAN_PROBES = 16 }; /* of gemm.cu's table */
+
+/* The algorithm that a class of products runs. */
+typedef struct gemm_plan {
+    gemm_problem problem;
+    cublasLtMatmulAlgo_t algo;
+    bool used;
+} gemm_plan;
 
 enum { NUM_STAGING = 4, STAGING_BYTES = 1 << 22, WORKSPACE_BYTES = 32 << 20 };
 
@@ -17,6 +27,9 @@ typedef struct cuda_state {
     int next_staging;
     void *landing; /* pinned, for downloads */
     device_error *error, *error_on_device;
+    int64_t *count, *count_on_device; /* mapped: a number that the host waits for, see cuda_wait_count */
+    cudaEvent_t counted;
+    gemm_plan plans[NUM_PLANS];
     int num_sms, compute; /* compute capability, 90 for Hopper */
     bool failed;
     char failure[512];
