@@ -127,11 +127,11 @@ for step in run:steps(config.max_steps, { label = "grpo" }) do
       loss_sum = loss_sum + loss:item()
       sums_of = grpo.sums(micro, entropy, parts, options, sums_of)
     end
-    grad_norm = optimizer:step(rate(step))
+    grad_norm = optimizer:step(rate(step - 1))
   end
   metrics = liger.merge(metrics, batch:metrics(), grpo.metrics(sums_of, options))
   run:log(liger.merge(metrics, {
-    loss = loss_sum, reward = mean, grad_norm = grad_norm, learning_rate = rate(step), tokens = batch.num_tokens,
+    loss = loss_sum, reward = mean, grad_norm = grad_norm, learning_rate = rate(step - 1), tokens = batch.num_tokens,
     skipped = batch.num_skipped, epoch = prompts:epochs(),
   }))
   local sample = batch.samples[1]

@@ -72,11 +72,11 @@ for step in run:steps(config.max_steps, { label = "sft" }) do
     targets = targets + #sample.completion
   end
   local total = pass(batch, 1 / targets)
-  local grad_norm = optimizer:step(rate(step))
+  local grad_norm = optimizer:step(rate(step - 1))
   seen = seen + targets
   run:log({
     loss = total.loss / targets, entropy = total.entropy / targets, mean_token_accuracy = total.correct / targets,
-    grad_norm = grad_norm, learning_rate = rate(step), num_tokens = seen, tokens = targets, epoch = samples:epochs(),
+    grad_norm = grad_norm, learning_rate = rate(step - 1), num_tokens = seen, tokens = targets, epoch = samples:epochs(),
   })
 end
 

@@ -343,6 +343,21 @@ describe("loading", function()
     end)
   end)
 
+  it("refuses options that it does not have and dtypes that no weight can have", function()
+    local folder = FOLDER .. "/llama3"
+    for _, case in ipairs({
+      { { type = "bf16" }, "load: unknown option type" }, { { dtype = "int8" }, "tensor: dtype is int8" },
+      { { dtype = "i32" }, "tensor is i32, wanted a float dtype" },
+    }) do
+      helper.raises(function()
+        loader.load(folder, case[1])
+      end, case[2])
+    end
+    helper.raises(function()
+      loader.load()
+    end, "load: path is a nil, wanted a string")
+  end)
+
   it("treats JSON null as absent", function()
     in_folder(function(folder)
       local config = tiny({ rope_scaling = cjson.null, num_key_value_heads = 1, head_dim = cjson.null })

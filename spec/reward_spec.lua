@@ -16,6 +16,10 @@ describe("the exact reward", function()
     assert.equal(1, exact("a b", { answer = "a b" }, STOPPED))
   end)
 
+  it("can be called with text and row alone", function()
+    assert.equal(1, exact("95", { answer = "95" }))
+  end)
+
   it("is 0 for a completion that was cut", function()
     assert.equal(0, exact("95", { answer = "95" }, CUT))
   end)

@@ -110,7 +110,7 @@ describe("recipes/sft.lua", function()
 
   it("has its recorded losses", function()
     local metrics = run("sft", OPTIONS).metrics
-    helper.close(column(metrics, "loss"), { 5.40434928, 5.10161226, 4.19174118, 4.02424661, 3.76102467 }, 1e-5, "loss")
+    helper.close(column(metrics, "loss"), { 5.40434928, 5.70166973, 4.84741543, 4.35917922, 3.97553357 }, 1e-5, "loss")
   end)
 
   it("gives the same lines for the same seed, on any number of threads", function()
@@ -118,6 +118,21 @@ describe("recipes/sft.lua", function()
     assert.same(first.metrics, run("sft", OPTIONS).metrics)
     assert.same(first.metrics, run("sft", with(OPTIONS, { threads = 2 })).metrics)
     assert.are_not.same(first.metrics, run("sft", with(OPTIONS, { seed = 2 })).metrics)
+  end)
+
+  it("B90: gives step k of a straight line the rate (n + 1 - k) / n", function()
+    for _, warmup in ipairs({ 0, 2 }) do
+      local metrics = run("sft", with(OPTIONS, {
+        max_steps = 10, warmup_steps = warmup, learning_rate = 1e-5, lr_schedule = "linear",
+      })).metrics
+      for k, line in ipairs(metrics) do
+        local wanted = 1e-5 * (11 - k) / (10 - warmup)
+        if k <= warmup then
+          wanted = 1e-5 * (k - 1) / warmup
+        end
+        helper.close(line.learning_rate / 1e-5, wanted / 1e-5, 1e-8)
+      end
+    end
   end)
 
   it("says how the held-out samples went before and after", function()
@@ -195,6 +210,7 @@ describe("recipes/grpo.lua", function()
     assert.is_nil(plain.metrics[#plain.metrics].kl)
     for _, options in ipairs({
       { beta = 0.04 },
+      { dtype = "bf16" },
       { loss_type = "dr_grpo" },
       { loss_type = "grpo" },
       { num_iterations = 2 },

@@ -184,6 +184,14 @@ end
 ---@return liger.Decoder model
 ---@return liger.Tokenizer|nil tokenizer  nil when the folder has none
 function M.load(path, options)
+  if type(path) ~= "string" then
+    lib.raise(("load: path is a %s, wanted a string"):format(type(path)))
+  end
+  for key in pairs(options or {}) do
+    if key ~= "dtype" then
+      lib.raise(("load: unknown option %s"):format(tostring(key)))
+    end
+  end
   local dtype = options and options.dtype or "f32"
   local scope = memory.open_scope()
   local model, tokenizer, generation

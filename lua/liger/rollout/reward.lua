@@ -30,7 +30,7 @@ local builtin = {}
 
 --- 1 when the completion stopped and is the row's answer, white space around it aside.
 function builtin.exact(completion, row, sample)
-  return sample.stopped and trim(completion) == trim(answer_of(row)) and 1 or 0
+  return (not sample or sample.stopped) and trim(completion) == trim(answer_of(row)) and 1 or 0
 end
 
 --- 1 when the completion's last number is the last number of the row's answer.
