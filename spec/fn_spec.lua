@@ -248,6 +248,66 @@ describe("gather and embedding", function()
   end)
 end)
 
+describe("an op's own refusals", function()
+  local x = fn.ones(2, 2, 4)
+  local function attend(cu, heads)
+    return function() ops.attention(x, fn.ones(2, heads or 1, 4), fn.ones(2, heads or 1, 4), cu, 1,
+      true) end
+  end
+  local function decode(page, length, page_size)
+    local cache = fn.ones(6, 1, 4)
+    return function()
+      ops.attention_decode(x, cache, cache, Tensor.from_table(page, "i32"), length, page_size, 1)
+    end
+  end
+  local function adamw(beta1, beta2, step)
+    local p = fn.zeros(1)
+    return function() ops.adamw(p, 1, 0.1, beta1, beta2, 1e-8, 0, step, p:clone(), p:clone(),
+      p:clone()) end
+  end
+
+  for _, row in ipairs({
+    { attend(helper.ids(1, 2)), "attention: cu_seqlens[0] is 1, wanted 0" },
+    { attend(helper.ids(0, 2, 1, 2)), "attention: cu_seqlens[2] is 1, wanted at least 2" },
+    { attend(helper.ids(0, 1)), "attention: cu_seqlens ends at 1, wanted 2" },
+    { attend(helper.ids(0, 3)), "attention: cu_seqlens ends at 3, wanted 2" },
+    { attend(helper.ids(0, 2), 3), "attention: heads are 2, wanted a multiple of 3" },
+    { decode({ { 0 }, { 1 } }, helper.ids(2, 3), 0),
+      "attention_decode: page_size is 0, wanted above 0" },
+    { decode({ { 0 }, { 1 } }, helper.ids(2, 4), 3),
+      "attention_decode: length[1] is 4, wanted [1, 3]" },
+    { decode({ { 0 }, { 1 } }, helper.ids(0, 3), 3),
+      "attention_decode: length[0] is 0, wanted [1, 3]" },
+    { decode({ { 0 }, { 2 } }, helper.ids(2, 3), 3),
+      "attention_decode: page[1,0] is 2, wanted [0, 2)" },
+    { decode({ { -1 }, { 1 } }, helper.ids(2, 3), 3),
+      "attention_decode: page[0,0] is -1, wanted [0, 2)" },
+    { adamw(1, 0.9, 1), "adamw: beta1 is 1, wanted [0, 1)" },
+    { adamw(0.9, -0.1, 1), "adamw: beta2 is -0.1, wanted [0, 1)" },
+    { adamw(0.9, 0.9, 0), "adamw: step is 0, wanted at least 1" },
+    { function()
+      local N = fn.ones(1)
+      ops.raw.linear_logprob_backward(N, N, fn.ones(1, 2), fn.ones(3, 2), nil, helper.ids(0), nil,
+        N, 1, 0,
+        -100, nil, nil, fn.zeros(3, 2), nil)
+    end, "linear_logprob_backward: entropy is NULL, wanted that of the forward" },
+  }) do
+    it("are " .. row[2], function()
+      raises(row[1], row[2])
+    end)
+  end
+end)
+
+describe("the device", function()
+  it("is refused by a name that is none", function()
+    local printed = helper.run_lua([[
+      require("liger.device").name = "tpu"
+      print(pcall(require, "liger.ffi"))
+    ]])
+    assert.truthy(printed:find("device: name is tpu, wanted auto, cpu or cuda:N", 1, true), printed)
+  end)
+end)
+
 describe("a failed op", function()
   it("leaves what it updates in place as it was", function()
     local k, v = helper.normal(1, { 2, 1, 4 }), helper.normal(2, { 2, 1, 4 })

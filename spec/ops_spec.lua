@@ -308,7 +308,9 @@ local function with(args, name, value)
   for key, x in pairs(args) do
     changed[key] = x
   end
-  changed[name] = value
+  if name then
+    changed[name] = value
+  end
   return changed
 end
 
@@ -460,6 +462,44 @@ local function shape_to_break(op, case)
   return case.shapes[1]
 end
 
+-- The inputs with one letter's size, or the leading one, set to 0.
+local function shrunk(op, inputs, letter)
+  local values = with(inputs)
+  for _, t in ipairs(op.tensors) do
+    local x = inputs[t.name]
+    local shape, hit = x and { unpack(x.shape) }, false
+    for i, d in ipairs(x and t.dims or {}) do
+      local at = d.any and 1 or i + (t.dims[1].any and #x.shape - #t.dims or 0)
+      if shape[at] and (d.letter or "*") == letter then
+        shape[at], hit = d.plus or 0, true
+      end
+    end
+    if hit then
+      values[t.name] = Tensor.empty(shape, x.dtype):fill_(0)
+    end
+  end
+  return values
+end
+
+-- Any size may be 0: the op works, or refuses by its own name.
+local function check_zero_sizes(op, case)
+  local inputs, letters = cases.inputs(op, case, shape_to_break(op, case), "f32"), {}
+  for _, t in ipairs(op.tensors) do
+    for _, d in ipairs(t.dims) do
+      letters[d.letter or "*"] = true
+    end
+  end
+  for letter in pairs(letters) do
+    local ok, values = pcall(cases.forward, op, shrunk(op, inputs, letter), "f32")
+    local message = values
+    if ok and op.backward then
+      ok, message = pcall(cases.backward, op, values, cases.upstream(op, values, "f32"),
+        (cases.differentiable(op)), "f32")
+    end
+    assert(ok or message:find(op.name .. "[_%a]*: "), tostring(message))
+  end
+end
+
 local function is_empty(op, case, shape)
   for name, x in pairs(cases.inputs(op, case, shape, "f32")) do
     if op.tensor[name] and x:numel() == 0 then
@@ -521,6 +561,10 @@ for _, op in ipairs(cases.ops()) do
         found = found or is_empty(op, case, shape)
       end
       assert(found, "no shape of the case is empty")
+    end)
+
+    it("takes any size of 0 or refuses it by name", function()
+      check_zero_sizes(op, case)
     end)
 
     for _, which in ipairs({ op, op.backward }) do

@@ -50,6 +50,7 @@ lg_status cpu_embedding_backward(lg_context *ctx, const lg_tensor *dy, const lg_
     if (!dw) return LG_OK;
     LG_TRY(check_ids(ctx, "embedding_backward", ids, dw->shape[0]));
     const int64_t N = dy->shape[0], C = dy->shape[1];
+    if (C == 0) return LG_OK;
     const int threads = op_threads(ctx, N * C, ROW_GRAIN);
     /* Whole cache lines of 16 floats a thread. */
     const int64_t width = (C + 16 * threads - 1) / (16 * threads) * 16;
