@@ -94,10 +94,11 @@ static inline unsigned blocks_for(int64_t n, int64_t per_block, int64_t most = 1
 struct strided_rows {
     int64_t size[3], stride[3]; /* of the up to three leading dimensions, innermost first; missing ones have size 1 */
     bool dense;                 /* row r lies at r * cols */
-    int64_t cols;
+    bool even;                  /* row r lies at r * pitch */
+    int64_t cols, pitch;
 
     __host__ __device__ int64_t offset(int64_t r) const {
-        if (dense) return r * cols;
+        if (even) return r * pitch;
         int64_t at = r % size[0] * stride[0];
         r /= size[0];
         if (r == 0) return at;
@@ -107,16 +108,27 @@ struct strided_rows {
 };
 
 static inline strided_rows rows_of(const lg_tensor *t) {
-    strided_rows r = {{1, 1, 1}, {0, 0, 0}, true, tensor_cols(t)};
-    int64_t dense = r.cols;
+    strided_rows r = {{1, 1, 1}, {0, 0, 0}, true, true, tensor_cols(t), 0};
+    int64_t dense = r.cols, next = -1;
     for (int i = t->ndim - 2, at = 0; i >= 0; i--, at++) {
         r.size[at] = t->shape[i] > 0 ? t->shape[i] : 1;
         r.stride[at] = t->stride[i];
-        if (t->shape[i] > 1 && t->stride[i] != dense) r.dense = false;
+        if (t->shape[i] > 1) {
+            if (t->stride[i] != dense) r.dense = false;
+            if (next < 0) r.pitch = next = t->stride[i];
+            if (t->stride[i] != next) r.even = false;
+            next = t->stride[i] * t->shape[i];
+        }
         dense *= t->shape[i];
     }
     return r;
 }
+
+/* A number as a type, for the choice of a vector's width by a lambda's argument. */
+template <int N>
+struct width_of {
+    static constexpr int value = N;
+};
 
 /* ---- the device's side ---- */
 
@@ -145,6 +157,25 @@ struct alignas(sizeof(T) * N) vec {
 template <class T>
 static inline bool can_vectorise(const void *data, int64_t pitch) {
     return ((uintptr_t)data | (uintptr_t)(pitch * (int64_t)sizeof(T))) % 16 == 0;
+}
+
+/* Row and column of item start + i, where a row has `cols` items (below 2^31). `start` is the block's, so that the 64-bit
+ * division is the same for all its threads. */
+__device__ __forceinline__ void split_index(int64_t start, unsigned i, unsigned cols, int64_t *row, unsigned *col) {
+    const int64_t r = start / cols;
+    const unsigned c = (unsigned)(start - r * cols) + i;
+    *row = r + c / cols;
+    *col = c % cols;
+}
+
+/* Whether all rows of a tensor allow vectors of 16 bytes; NULL asks for nothing. */
+template <class T>
+static inline bool rows_vectorise(const lg_tensor *t) {
+    if (!t) return true;
+    bool fine = can_vectorise<T>(t->data, tensor_cols(t));
+    for (int i = 0; i + 1 < t->ndim; i++)
+        fine = fine && (t->shape[i] <= 1 || can_vectorise<T>(t->data, t->stride[i]));
+    return fine;
 }
 
 struct Sum {

@@ -1,0 +1,111 @@
+/* Rotary position embedding, half-split: y[i] = x[i] cos - x[i+R] sin, y[i+R] = x[i+R] cos + x[i] sin
+ * for i < R; dimensions from 2R on are copied. The backward is the rotation by the opposite angle.
+ *
+ * A thread owns W pairs (or W copied dimensions) of HEADS heads of a token, so that a token's cosines
+ * and sines are read once for them. x is read once, y written once; tokens and heads may lie apart.
+ */
+#include "common.cuh"
+
+enum { THREADS = 256, HEADS = 4 };
+
+/* Sizes and strides, in elements. */
+struct rope_shape {
+    int64_t N, P;
+    int H, D, R;
+    int64_t x_token, x_head, y_token, y_head;
+};
+
+template <class T, int W>
+static __global__ void __launch_bounds__(THREADS)
+    rope_rotate(const T *x, const float *cos, const float *sin, float sign, const int32_t *position,
+                T *y, const __grid_constant__ rope_shape s, device_error *error) {
+    const unsigned pairs = s.R / W, pieces = pairs + (s.D - 2 * s.R) / W;
+    const unsigned groups = (s.H + HEADS - 1) / HEADS;
+    int64_t n;
+    unsigned item;
+    split_index((int64_t)blockIdx.x * THREADS, threadIdx.x, pieces * groups, &n, &item);
+    if (n >= s.N) return;
+    const unsigned piece = item % pieces, h0 = item / pieces * HEADS;
+    const int32_t p = position[n];
+    if (p < 0 || p >= s.P) {
+        if (item == 0) note_error(error, ERROR_POSITION, n, p, s.P);
+        return;
+    }
+    const bool turns = piece < pairs;
+    const int i = turns ? piece * W : 2 * s.R + (piece - pairs) * W;
+    const T *from = x + n * s.x_token + i;
+    T *to = y + n * s.y_token + i;
+
+    vec<T, W> a[HEADS], b[HEADS];
+#pragma unroll
+    for (int k = 0; k < HEADS; k++) {
+        if (h0 + k >= s.H) break;
+        a[k] = *(const vec<T, W> *)(from + (h0 + k) * s.x_head);
+        if (turns) b[k] = *(const vec<T, W> *)(from + (h0 + k) * s.x_head + s.R);
+    }
+    if (turns) {
+        float c[W], t[W];
+        constexpr int L = W < 4 ? W : 4;
+#pragma unroll
+        for (int e = 0; e < W; e += L) {
+            const vec<float, L> vc = *(const vec<float, L> *)(cos + (int64_t)p * s.R + i + e);
+            const vec<float, L> vs = *(const vec<float, L> *)(sin + (int64_t)p * s.R + i + e);
+#pragma unroll
+            for (int l = 0; l < L; l++) c[e + l] = vc[l], t[e + l] = sign * vs[l];
+        }
+#pragma unroll
+        for (int k = 0; k < HEADS; k++)
+#pragma unroll
+            for (int e = 0; e < W; e++) {
+                const float u = to_float(a[k][e]), v = to_float(b[k][e]);
+                a[k][e] = from_float<T>(u * c[e] - v * t[e]);
+                b[k][e] = from_float<T>(v * c[e] + u * t[e]);
+            }
+    }
+#pragma unroll
+    for (int k = 0; k < HEADS; k++) {
+        if (h0 + k >= s.H) break;
+        *(vec<T, W> *)(to + (h0 + k) * s.y_head) = a[k];
+        if (turns) *(vec<T, W> *)(to + (h0 + k) * s.y_head + s.R) = b[k];
+    }
+}
+
+static lg_status rotate(lg_context *ctx, const char *op, const lg_tensor *x, const lg_tensor *cos,
+                        const lg_tensor *sin, const lg_tensor *position, float sign, lg_tensor *y) {
+    const rope_shape s = {
+        x->shape[0],  cos->shape[0], (int)x->shape[1], (int)x->shape[2], (int)cos->shape[1],
+        x->stride[0], x->stride[1],  y->stride[0],     y->stride[1],
+    };
+    if (2 * s.R > s.D)
+        return lg_fail(ctx, LG_EINVAL, "%s: cos has %d pairs, wanted at most %d", op, s.R, s.D / 2);
+    if (tensor_numel(x) == 0) return LG_OK;
+    return dispatch_float(ctx, op, x->dtype, [&](auto t) {
+        using T = decltype(t);
+        const auto launch = [&](auto width) {
+            constexpr int W = decltype(width)::value;
+            const int64_t items = (int64_t)((s.H + HEADS - 1) / HEADS) * ((s.D - s.R) / W);
+            rope_rotate<T, W><<<blocks_for(s.N * items, THREADS, INT32_MAX), THREADS, 0,
+                                cuda_stream(ctx)>>>(
+                (const T *)x->data, (const float *)cos->data, (const float *)sin->data, sign,
+                (const int32_t *)position->data, (T *)y->data, s, cuda_error_slot(ctx));
+            return cuda_launched(ctx, op);
+        };
+        constexpr int W = 16 / sizeof(T);
+        if (s.R % W == 0 && s.D % W == 0 && rows_vectorise<T>(x) && rows_vectorise<T>(y) &&
+            can_vectorise<float>(cos->data, s.R) && can_vectorise<float>(sin->data, s.R))
+            return launch(width_of<W>());
+        return launch(width_of<1>());
+    });
+}
+
+extern "C" lg_status cuda_rope(lg_context *ctx, const lg_tensor *x, const lg_tensor *cos,
+                               const lg_tensor *sin, const lg_tensor *position, lg_tensor *y) {
+    return rotate(ctx, "rope", x, cos, sin, position, 1, y);
+}
+
+extern "C" lg_status cuda_rope_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *cos,
+                                        const lg_tensor *sin, const lg_tensor *position,
+                                        lg_tensor *dx) {
+    if (!dx) return LG_OK;
+    return rotate(ctx, "rope_backward", dy, cos, sin, position, -1, dx);
+}
