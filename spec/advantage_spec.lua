@@ -12,9 +12,9 @@ end
 describe("advantages", function()
   it("are (reward - mean) / (standard deviation + 1e-4)", function()
     local advantages, metrics = compute({ 1, 0, 0, 1, 5, 5, 5, 9 }, { group = 4 })
-    local half = math.sqrt(1 / 3) + 1e-4
+    local half, two = math.sqrt(1 / 3) + 1e-4, 2 + 1e-4
     helper.close(advantages, {
-      0.5 / half, -0.5 / half, -0.5 / half, 0.5 / half, -1 / (2 + 1e-4), -1 / (2 + 1e-4), -1 / (2 + 1e-4), 3 / (2 + 1e-4),
+      0.5 / half, -0.5 / half, -0.5 / half, 0.5 / half, -1 / two, -1 / two, -1 / two, 3 / two,
     }, 1e-12)
     helper.close(metrics.reward, 26 / 8, 1e-12)
     -- The deviation of the whole batch is reported, whatever divides.
@@ -22,8 +22,10 @@ describe("advantages", function()
     assert.equal(0, metrics.frac_reward_zero_std)
   end)
 
-  it("B32: are exactly 0 in a group of equal rewards, whatever the rounding of their mean", function()
-    for _, rewards in ipairs({ { 1, 1, 1, 1 }, { 0.1, 0.1, 0.1 }, { -0.7, -0.7, -0.7, -0.7, -0.7, -0.7, -0.7 } }) do
+  it("B32: are exactly 0 in a group of equal rewards, however their mean rounds", function()
+    for _, rewards in ipairs({
+      { 1, 1, 1, 1 }, { 0.1, 0.1, 0.1 }, { -0.7, -0.7, -0.7, -0.7, -0.7, -0.7, -0.7 },
+    }) do
       for _, options in ipairs({ {}, { scale_rewards = "none" }, { scale_rewards = "batch" } }) do
         local advantages, metrics = compute(rewards, options)
         for i = 1, #rewards do
@@ -46,15 +48,20 @@ describe("advantages", function()
 
   it("can be scaled by the batch or not at all", function()
     local rewards = { 0, 1, 4, 8 }
-    helper.close((compute(rewards, { group = 2, scale_rewards = "none" })), { -0.5, 0.5, -2, 2 }, 1e-12)
+    local unscaled = compute(rewards, { group = 2, scale_rewards = "none" })
+    helper.close(unscaled, { -0.5, 0.5, -2, 2 }, 1e-12)
     local std = math.sqrt(((0 - 3.25) ^ 2 + (1 - 3.25) ^ 2 + (4 - 3.25) ^ 2 + (8 - 3.25) ^ 2) / 3)
     local advantages, metrics = compute(rewards, { group = 2, scale_rewards = "batch" })
-    helper.close(advantages, { -0.5 / (std + 1e-4), 0.5 / (std + 1e-4), -2 / (std + 1e-4), 2 / (std + 1e-4) }, 1e-12)
+    local divisor = std + 1e-4
+    helper.close(advantages, {
+      -0.5 / divisor, 0.5 / divisor, -2 / divisor, 2 / divisor,
+    }, 1e-12)
     helper.close(metrics.reward_std, std, 1e-12)
   end)
 
   it("leave functions that do not apply out, and give 0 where none does", function()
-    local advantages, metrics = compute({ { 1, NAN }, { NAN, 3 }, { NAN, NAN } }, { scale_rewards = "none" })
+    local rewards = { { 1, NAN }, { NAN, 3 }, { NAN, NAN } }
+    local advantages, metrics = compute(rewards, { scale_rewards = "none" })
     helper.close(advantages, { -1, 1, 0 }, 1e-12)
     helper.close(metrics.reward, 2, 1e-12)
     advantages, metrics = compute({ { NAN }, { NAN } })
@@ -63,7 +70,9 @@ describe("advantages", function()
   end)
 
   it("of nothing are nothing", function()
-    for _, options in ipairs({ {}, { scale_rewards = "batch" }, { aggregation = "normalize_then_sum" } }) do
+    for _, options in ipairs({
+      {}, { scale_rewards = "batch" }, { aggregation = "normalize_then_sum" },
+    }) do
       options.group = 4
       local advantages, metrics = advantage.compute({}, options)
       assert.same({}, advantages)
@@ -82,10 +91,16 @@ describe("advantages", function()
     refused({ 1 }, {}, "advantage: group is nil, wanted a whole number from 1")
     refused({ 1 }, { group = 0 }, "advantage: group is 0")
     refused({ 1 }, { group = 1.5 }, "advantage: group is 1.5")
-    refused({ 1 }, { group = 1, scale_rewards = "sum" }, "advantage: scale_rewards is sum, wanted group, batch or none")
+    refused({ 1 }, {
+      group = 1, scale_rewards = "sum",
+    }, "advantage: scale_rewards is sum, wanted group, batch or none")
     refused({ 1 }, { group = 1, scale_rewards = false }, "advantage: scale_rewards is false")
-    refused({ 1 }, { group = 1, aggregation = "sum" }, "advantage: aggregation is sum, wanted sum_then_normalize")
+    refused({ 1 }, {
+      group = 1, aggregation = "sum",
+    }, "advantage: aggregation is sum, wanted sum_then_normalize")
     refused({ 1 }, { group = 1, scale = "none" }, "advantage: unknown option scale")
-    refused({ { 1, 2 } }, { group = 1, reward_weights = { 1 } }, "advantage: 1 reward_weights, wanted one for each of 2")
+    refused({ { 1, 2 } }, {
+      group = 1, reward_weights = { 1 },
+    }, "advantage: 1 reward_weights, wanted one for each of 2")
   end)
 end)

@@ -34,15 +34,19 @@ local function new_batch(sequences, dtype)
   end
   local function tensor(name, as)
     local list = columns[name]
-    return (#list > 0 or #columns.logp == 0) and Tensor.from_table(list, as or dtype or "f64") or nil
+    if #list > 0 or #columns.logp == 0 then
+      return Tensor.from_table(list, as or dtype or "f64")
+    end
   end
   return {
-    mask = tensor("mask"), advantage = tensor("advantage"), old_logp = tensor("old"), ref_logp = tensor("ref"),
+    mask = tensor("mask"), advantage = tensor("advantage"),
+    old_logp = tensor("old"), ref_logp = tensor("ref"),
     sequence = tensor("sequence", "i32"), completion_cu = Tensor.from_table(start, "i32"),
   }, tensor("logp"):requires_grad_(), lengths
 end
 
--- The loss of the whole batch as the recipe forms it, the gradient of every token, metrics, the token losses.
+-- The loss of the whole batch as the recipe forms it, the gradient of every token, metrics, the
+-- token losses.
 local function run(sequences, o, dtype)
   o = options(o)
   local batch, logp, lengths = new_batch(sequences, dtype)
@@ -54,7 +58,8 @@ local function run(sequences, o, dtype)
   local loss = fn.masked_sum(token_loss * Tensor.from_table(column, dtype or "f64"), batch.mask)
   loss:backward()
   local entropy = fn.full_like(logp, 0.5)
-  return loss:item(), logp.grad:to_table(), grpo.metrics(grpo.sums(batch, entropy, parts, o), o), token_loss:to_table()
+  local metrics = grpo.metrics(grpo.sums(batch, entropy, parts, o), o)
+  return loss:item(), logp.grad:to_table(), metrics, token_loss:to_table()
 end
 
 local function finite(list)
@@ -238,7 +243,8 @@ describe("the weights of tokens", function()
         local o = { loss_type = kind, importance_sampling_level = level, beta = 0.1 }
         local function masked()
           return {
-            advantage = 1, logp = { -1, -2, -3 }, old = { -1, -2, -3 }, ref = { -2, -1, -3 }, mask = { 0, 0, 0 },
+            advantage = 1, logp = { -1, -2, -3 }, old = { -1, -2, -3 }, ref = { -2, -1, -3 },
+            mask = { 0, 0, 0 },
           }
         end
         local loss, grad, metrics = run({ masked(), masked() }, o)
@@ -319,7 +325,8 @@ describe("the temperature", function()
     helper.close(logp({ 1, 0 }, 1), -0.313262, 1e-6)
     helper.close(logp({ 0, 5 }, 0.01), -500, 1e-9)
     local scaled = logp({ 1, 0 }, 2)
-    local loss, grad, metrics = run({ { advantage = 3, logp = { scaled }, old = { scaled }, ref = { scaled } } }, {
+    local token = { advantage = 3, logp = { scaled }, old = { scaled }, ref = { scaled } }
+    local loss, grad, metrics = run({ token }, {
       beta = 0.5,
     })
     assert.equal(-3, loss)
@@ -376,9 +383,13 @@ describe("the options", function()
     end
     refused({ loss = "dapo" }, "grpo: unknown option loss")
     refused({ loss_type = "ppo" }, "grpo: loss_type is ppo, wanted grpo, bnpo, dapo or dr_grpo")
-    refused({ importance_sampling_level = "word" }, "grpo: importance_sampling_level is word, wanted token or sequence")
+    refused({
+      importance_sampling_level = "word",
+    }, "grpo: importance_sampling_level is word, wanted token or sequence")
     refused({ loss_type = "dr_grpo" }, "grpo: loss_type dr_grpo needs max_completion_length")
-    refused({ loss_type = "dr_grpo", max_completion_length = 0 }, "grpo: max_completion_length is 0")
+    refused({
+      loss_type = "dr_grpo", max_completion_length = 0,
+    }, "grpo: max_completion_length is 0")
     refused({ epsilon = -0.1 }, "grpo: epsilon is -0.1, wanted a number from 0")
     refused({ epsilon = "0.2" }, "grpo: epsilon is 0.2, wanted a number from 0")
     refused({ epsilon_high = -1 }, "grpo: epsilon_high is -1")
@@ -388,7 +399,9 @@ describe("the options", function()
     refused({ delta = 0 }, "grpo: delta is 0, wanted a number above 0")
     refused({ delta = "2" }, "grpo: delta is 2, wanted a number above 0")
     refused({ num_items_in_batch = -1 }, "grpo: num_items_in_batch is -1")
-    refused({ use_bias_correction_kl = 1 }, "grpo: use_bias_correction_kl is 1, wanted true or false")
+    refused({
+      use_bias_correction_kl = 1,
+    }, "grpo: use_bias_correction_kl is 1, wanted true or false")
   end)
 
   it("need reference log-probabilities for a KL term", function()

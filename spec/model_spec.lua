@@ -182,7 +182,7 @@ for _, name in ipairs(helper.list(FOLDER)) do
   end
 end
 if #not_built > 0 then
-  print("model_spec: not built, not compared: " .. table.concat(not_built, ", "))
+  print("\nmodel_spec: not built, not compared: " .. table.concat(not_built, ", "))
 end
 
 -- ---- tied embeddings ----
@@ -278,7 +278,9 @@ describe("loading", function()
 
   it("passes over stored rope frequencies", function()
     local list = without(named)
-    list[#list + 1] = { name = "model.layers.0.self_attn.rotary_emb.inv_freq", tensor = fn.zeros(2) }
+    list[#list + 1] = {
+      name = "model.layers.0.self_attn.rotary_emb.inv_freq", tensor = fn.zeros(2),
+    }
     in_folder(function(folder)
       write_folder(folder, TINY, list)
       helper.same(loader.load(folder):logits({ 1, 2 }), model:logits({ 1, 2 }))
@@ -346,7 +348,8 @@ describe("loading", function()
   it("refuses options that it does not have and dtypes that no weight can have", function()
     local folder = FOLDER .. "/llama3"
     for _, case in ipairs({
-      { { type = "bf16" }, "load: unknown option type" }, { { dtype = "int8" }, "tensor: dtype is int8" },
+      { { type = "bf16" }, "load: unknown option type" },
+      { { dtype = "int8" }, "tensor: dtype is int8" },
       { { dtype = "i32" }, "tensor is i32, wanted a float dtype" },
     }) do
       helper.raises(function()
@@ -360,7 +363,9 @@ describe("loading", function()
 
   it("treats JSON null as absent", function()
     in_folder(function(folder)
-      local config = tiny({ rope_scaling = cjson.null, num_key_value_heads = 1, head_dim = cjson.null })
+      local config = tiny({
+        rope_scaling = cjson.null, num_key_value_heads = 1, head_dim = cjson.null,
+      })
       write_folder(folder, config, named)
       helper.same(loader.load(folder):logits({ 1, 2 }), model:logits({ 1, 2 }))
     end)
@@ -490,7 +495,9 @@ describe("a model", function()
         local wanted = p.name:find("bias$") and 0 or 1
         helper.close(p.tensor, fn.full(wanted, p.tensor.shape[1]), 0, p.name)
       else
-        assert.is_false(helper.is_same(helper.to(p.tensor, "f32"), helper.to(c.list[i].tensor, "f32")))
+        assert.is_false(
+          helper.is_same(helper.to(p.tensor, "f32"), helper.to(c.list[i].tensor, "f32"))
+        )
       end
     end
     local squares = fn.sum(a.weights.embed * a.weights.embed):item()
@@ -594,10 +601,14 @@ describe("a GGUF file", function()
         gguf.config(meta(changes), tensors, "m.gguf")
       end, ...)
     end
-    refused({ ["general.architecture"] = "gemma3" }, index, "m.gguf: architecture is gemma3, wanted llama or qwen3")
+    refused({
+      ["general.architecture"] = "gemma3",
+    }, index, "m.gguf: architecture is gemma3, wanted llama or qwen3")
     refused({ ["general.architecture"] = "llama" }, index, "m.gguf: metadata has no llama.")
     refused({}, {}, "m.gguf: tensor token_embd.weight is missing")
-    local scaled = { ["token_embd.weight"] = index["token_embd.weight"], ["rope_freqs.weight"] = {} }
+    local scaled = {
+      ["token_embd.weight"] = index["token_embd.weight"], ["rope_freqs.weight"] = {},
+    }
     refused({}, scaled, "m.gguf: rope_freqs.weight: scaled rope from GGUF is not read")
     helper.raises(function()
       gguf.config({}, index, "m.gguf")
@@ -613,8 +624,10 @@ describe("a GGUF file", function()
       seen[name] = true
     end
     for _, name in ipairs({
-      "token_embd.weight", "output.weight", "output_norm.weight", "blk.0.attn_norm.weight", "blk.1.ffn_norm.weight",
-      "blk.1.attn_q.weight", "blk.0.attn_k.bias", "blk.1.attn_output.weight", "blk.0.attn_q_norm.weight",
+      "token_embd.weight", "output.weight", "output_norm.weight", "blk.0.attn_norm.weight",
+      "blk.1.ffn_norm.weight",
+      "blk.1.attn_q.weight", "blk.0.attn_k.bias", "blk.1.attn_output.weight",
+      "blk.0.attn_q_norm.weight",
       "blk.1.ffn_gate.weight", "blk.1.ffn_up.weight", "blk.1.ffn_down.weight",
     }) do
       assert.is_true(seen[name], name)

@@ -33,7 +33,8 @@ describe("adamw", function()
   it("B85: decays matrices, not norms and biases", function()
     local names = {
       "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias",
-      "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_norm.weight", "model.norm.weight", "ln_f.weight",
+      "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_norm.weight",
+      "model.norm.weight", "ln_f.weight",
     }
     local parameters = {}
     for i, name in ipairs(names) do
@@ -69,7 +70,8 @@ describe("adamw", function()
       for _, dtype in ipairs({ "f32", "bf16" }) do
         local parameters = {}
         for i = 1, 3 do
-          parameters[i] = parameter("w" .. i, helper.normal(i, { 4, 5 }, dtype), helper.normal(10 + i, { 4, 5 }))
+          local weight, grad = helper.normal(i, { 4, 5 }, dtype), helper.normal(10 + i, { 4, 5 })
+          parameters[i] = parameter("w" .. i, weight, grad)
         end
         local optimizer = optim.adamw(parameters, { lr = 0.1, weight_decay = 0.1 })
         assert.is_true(select(2, optimizer:step()))
@@ -190,7 +192,8 @@ describe("a schedule", function()
   it("B90: linear falls by one tenth a step over ten steps", function()
     for _, warmup in ipairs({ 0, 2 }) do
       local rate = optim.schedule("linear", { lr = 1e-5, steps = 10, warmup = warmup })
-      -- The rate of a step is a function of its number alone: a resumed run goes on where the straight one is.
+      -- The rate of a step is a function of its number alone: a resumed run goes on where the
+      -- straight one is.
       local again = optim.schedule("linear", { lr = 1e-5, steps = 10, warmup = warmup })
       for k = 6, 10 do
         assert.equal(rate(k - 1), again(k - 1))
@@ -209,8 +212,12 @@ describe("a schedule", function()
   end)
 
   it("stays finite at the odd ends", function()
-    for _, name in ipairs({ "constant", "linear", "cosine", "inverse_sqrt", "polynomial", "wsd" }) do
-      for _, options in ipairs({ { steps = 1 }, { steps = 5, warmup = 5 }, { steps = 5, lr = 0 }, { steps = 3, warmup = 9 } }) do
+    for _, name in ipairs({
+      "constant", "linear", "cosine", "inverse_sqrt", "polynomial", "wsd",
+    }) do
+      for _, options in ipairs({
+        { steps = 1 }, { steps = 5, warmup = 5 }, { steps = 5, lr = 0 }, { steps = 3, warmup = 9 },
+      }) do
         local rate = optim.schedule(name, options)
         for step = 0, 12 do
           local lr = rate(step)
@@ -222,7 +229,9 @@ describe("a schedule", function()
 
   it("falls like a line, a cosine or a root", function()
     local function middle(decay_type)
-      return optim.schedule("wsd", { lr = 1, steps = 8, decay_steps = 8, decay_type = decay_type })(2)
+      return optim.schedule("wsd", {
+        lr = 1, steps = 8, decay_steps = 8, decay_type = decay_type,
+      })(2)
     end
     helper.close(middle("linear"), 0.75, 1e-12)
     helper.close(middle("cosine"), 0.5 * (1 + math.cos(math.pi / 4)), 1e-12)
@@ -241,7 +250,9 @@ describe("a schedule", function()
     refused("linear", { lr = "1" }, "schedule: lr is 1, wanted a number")
     refused("linear", { steps = 0 }, "schedule: steps is 0, wanted a number from 1")
     refused("linear", { warmup = -1 }, "schedule: warmup is -1")
-    refused("wsd", { decay_type = "exp" }, "schedule: decay_type is exp, wanted cosine, linear or 1-sqrt")
+    refused("wsd", {
+      decay_type = "exp",
+    }, "schedule: decay_type is exp, wanted cosine, linear or 1-sqrt")
     refused("wsd", { stable_steps = "x" }, "schedule: stable_steps is x")
   end)
 end)

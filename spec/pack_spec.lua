@@ -43,7 +43,9 @@ describe("packed completions", function()
   end)
 
   it("B47: learn the id that ends them, once, where it is what pads elsewhere", function()
-    local p = pack.completions({ { ids = { 5, 6 }, completion = { 2 } }, { ids = { 5 }, completion = { 6, 2 } } })
+    local p = pack.completions({
+      { ids = { 5, 6 }, completion = { 2 } }, { ids = { 5 }, completion = { 6, 2 } },
+    })
     assert.same({ -100, 2, 6, 2 }, list(p.target))
   end)
 

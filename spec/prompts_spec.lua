@@ -52,7 +52,9 @@ describe("prompts of a file", function()
   end)
 
   it("are refused where they encode to nothing", function()
-    with_rows({ '{"prompt": "a"}', '{"prompt": [{"role": "user", "content": "a"}]}' }, function(path)
+    with_rows({
+      '{"prompt": "a"}', '{"prompt": [{"role": "user", "content": "a"}]}',
+    }, function(path)
       helper.raises(function()
         prompts.load(path, new_tokenizer("{{ '' }}"))
       end, path .. ":2: prompt is empty, wanted at least one token")
@@ -77,7 +79,8 @@ describe("supervised samples of a file", function()
 
   it("learn the answer of a chat, as the template ends it", function()
     local samples = load({
-      '{"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "an"}]}',
+      '{"prompt": [{"role": "user", "content": "q"}], '
+        .. '"completion": [{"role": "assistant", "content": "an"}]}',
     })
     assert.equal("<user>q|<assistant>", text_of(samples[1].ids))
     assert.equal("an|", text_of(samples[1].completion))
@@ -97,7 +100,9 @@ describe("supervised samples of a file", function()
   end)
 
   it("are cut on the right, and left out where nothing remains", function()
-    local lines = { '{"prompt": "12345", "completion": "6789"}', '{"text": "abcdef"}', '{"text": ""}' }
+    local lines = {
+      '{"prompt": "12345", "completion": "6789"}', '{"text": "abcdef"}', '{"text": ""}',
+    }
     local samples = load(lines, 7)
     assert.equal(2, #samples)
     assert.equal("67", text_of(samples[1].completion))
@@ -121,13 +126,18 @@ describe("supervised samples of a file", function()
     refused('{"prompt": "x"}', nil, "row has none of text, messages, prompt and completion")
     refused('{"text": 5}', nil, "text is a number, wanted a string")
     refused('{"messages": "x"}', nil, "messages is a string, wanted a list of messages")
-    refused('{"prompt": 5, "completion": "x"}', nil, "prompt is a number, wanted a string or list of messages")
+    refused(
+      '{"prompt": 5, "completion": "x"}', nil,
+      "prompt is a number, wanted a string or list of messages"
+    )
     refused('{"prompt": "x", "completion": 5}', nil, "completion is a number, wanted a string")
     refused('{"prompt": [{"role": "user", "content": "q"}], "completion": "x"}', nil,
       "completion is a string, wanted a list of messages")
     refused(
-      '{"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]}',
-      "{% if add_generation_prompt %}<open>{% endif %}{% for m in messages %}<{{ m.content }}>{% endfor %}",
+      '{"prompt": [{"role": "user", "content": "q"}], '
+        .. '"completion": [{"role": "assistant", "content": "a"}]}',
+      "{% if add_generation_prompt %}<open>{% endif %}"
+        .. "{% for m in messages %}<{{ m.content }}>{% endfor %}",
       "the chat template changes the prompt when the completion follows, from token 2 on"
     )
   end)

@@ -24,13 +24,14 @@ local function angles_of(settings, position, length)
   local cos, sin = rope.tables(settings, length or position + 1, "f64")
   local angles = {}
   for i = 1, #rope.frequencies(settings, length) do
-    angles[i] = math.atan2(sin:to_table()[position + 1][i], cos:to_table()[position + 1][i]) % (2 * math.pi)
+    local y, x = sin:to_table()[position + 1][i], cos:to_table()[position + 1][i]
+    angles[i] = math.atan2(y, x) % (2 * math.pi)
   end
   return angles
 end
 
 describe("rope frequencies", function()
-  it("B49: llama3 scaling keeps short wavelengths, divides long ones, interpolates between", function()
+  it("B49: of llama3 keep short wavelengths, divide long ones, interpolate between", function()
     local plain = rope.frequencies(rope.from_config({ rope_theta = 5e5 }, 64))
     for _, spelled in ipairs({ "rope_type", "type" }) do
       local config = { rope_theta = 5e5, rope_scaling = with(LLAMA3, { [spelled] = "llama3" }) }
@@ -60,7 +61,10 @@ describe("rope frequencies", function()
   end)
 
   it("of the dynamic type are those of each length, also after a longer sequence", function()
-    local config = { rope_theta = 1e4, max_position_embeddings = 16, rope_scaling = { type = "dynamic", factor = 2 } }
+    local config = {
+      rope_theta = 1e4, max_position_embeddings = 16,
+      rope_scaling = { type = "dynamic", factor = 2 },
+    }
     local settings = rope.from_config(config, 8)
     local short = angles_of(settings, 5, 10)
     local long = angles_of(settings, 5, 40)
@@ -78,7 +82,8 @@ describe("rope frequencies", function()
     helper.close(cos:to_table()[258][1], 0.819306, 1e-6)
     helper.close(cos:to_table()[257][1], -0.039791, 1e-6)
     local config = {
-      model_type = "qwen3", vocab_size = 8, hidden_size = 4, num_hidden_layers = 1, num_attention_heads = 1,
+      model_type = "qwen3", vocab_size = 8, hidden_size = 4, num_hidden_layers = 1,
+      num_attention_heads = 1,
       intermediate_size = 4, head_dim = 4,
     }
     local model = require("liger.model").from_config(config, { dtype = "bf16" }):init(1, 0.2)
@@ -92,7 +97,8 @@ describe("rope frequencies", function()
       local o = cjson.decode(meta.options)
       local head_dim = o.head_dim or o.rotary_dim
       local settings = rope.from_config({
-        rope_theta = o.theta, rope_scaling = o.scaling, partial_rotary_factor = o.rotary_dim / head_dim,
+        rope_theta = o.theta, rope_scaling = o.scaling,
+        partial_rotary_factor = o.rotary_dim / head_dim,
       }, head_dim)
       local inv_freq = t["out.inv_freq"]:to_table()
       for i, freq in ipairs(rope.frequencies(settings, o.seq_len)) do
@@ -117,7 +123,7 @@ describe("rope frequencies", function()
 end)
 
 describe("partial rotation", function()
-  it("B52: turns the first dimensions, by frequencies of their number, and passes the rest", function()
+  it("B52: turns the first dimensions, by frequencies of their number, passes the rest", function()
     local settings = rope.from_config({ rope_theta = 1e4, partial_rotary_factor = 0.5 }, 8)
     helper.close(rope.frequencies(settings), { 1, 0.01 }, 1e-12)
     local cos, sin = rope.tables(settings, 2, "f64")
@@ -145,8 +151,12 @@ end)
 
 describe("a rope config", function()
   it("reads the old keys and the new", function()
-    local old = rope.from_config({ rope_theta = 5e5, rope_scaling = with(LLAMA3, { rope_type = "llama3" }) }, 64)
-    local new = rope.from_config({ rope_parameters = with(LLAMA3, { rope_type = "llama3", rope_theta = 5e5 }) }, 64)
+    local old = rope.from_config({
+      rope_theta = 5e5, rope_scaling = with(LLAMA3, { rope_type = "llama3" }),
+    }, 64)
+    local new = rope.from_config({
+      rope_parameters = with(LLAMA3, { rope_type = "llama3", rope_theta = 5e5 }),
+    }, 64)
     helper.close(rope.frequencies(new), rope.frequencies(old), 0)
     assert.equal(10000, rope.from_config({}, 64).theta)
   end)
@@ -163,8 +173,12 @@ describe("a rope config", function()
     refused({ rope_parameters = 3 }, "rope_parameters is 3, wanted an object")
     refused({ rope_scaling = { type = "linear" } }, "linear: factor is nil")
     refused({ rope_scaling = { type = "linear", factor = 0 } }, "linear: factor is 0")
-    refused({ rope_scaling = { type = "dynamic", factor = "2" } }, "dynamic: factor is 2, wanted a number")
-    refused({ rope_scaling = { type = "llama3", factor = 2, low_freq_factor = 1 } }, "llama3: high_freq_factor is nil")
+    refused({
+      rope_scaling = { type = "dynamic", factor = "2" },
+    }, "dynamic: factor is 2, wanted a number")
+    refused({
+      rope_scaling = { type = "llama3", factor = 2, low_freq_factor = 1 },
+    }, "llama3: high_freq_factor is nil")
     refused({ rope_theta = "1e4" }, "rope_theta is 1e4")
     refused({ rope_theta = -1 }, "rope_theta is -1")
     refused({ partial_rotary_factor = 0 }, "partial_rotary_factor is 0")

@@ -4,7 +4,8 @@ local pack = require("liger.nn.pack")
 local sft = require("liger.loss.sft")
 
 local CONFIG = {
-  model_type = "qwen3", vocab_size = 13, hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2, head_dim = 4,
+  model_type = "qwen3", vocab_size = 13, hidden_size = 8, num_hidden_layers = 1,
+  num_attention_heads = 2, head_dim = 4,
   intermediate_size = 12, tie_word_embeddings = true,
 }
 
@@ -24,7 +25,9 @@ describe("the sums of supervised rows", function()
 
   it("of a batch without targets are 0", function()
     local batch = { target = tensor_of({ -100 }, "i32"), num_tokens = 1 }
-    local rows = { loss = tensor_of({ 0 }), entropy = tensor_of({ 0 }), predicted = tensor_of({ -1 }, "i32") }
+    local rows = {
+      loss = tensor_of({ 0 }), entropy = tensor_of({ 0 }), predicted = tensor_of({ -1 }, "i32"),
+    }
     assert.same({ loss = 0, entropy = 0, correct = 0, tokens = 0 }, sft.sums(batch, rows))
   end)
 end)
@@ -39,12 +42,16 @@ describe("supervised fine-tuning", function()
       for i = 1, select("#", ...) do
         zeros[i] = 0
       end
-      return { loss = tensor_of({ ... }), entropy = tensor_of(zeros), predicted = tensor_of(zeros, "i32") }
+      return {
+        loss = tensor_of({ ... }), entropy = tensor_of(zeros), predicted = tensor_of(zeros, "i32"),
+      }
     end
     local a, b = sft.sums(first, rows(1, 1, 1)), sft.sums(second, rows(5))
     assert.equal(2, (a.loss + b.loss) / (a.tokens + b.tokens))
 
-    local samples = { { ids = { 1 }, completion = { 2, 3, 4 } }, { ids = { 5, 6 }, completion = { 7 } } }
+    local samples = {
+      { ids = { 1 }, completion = { 2, 3, 4 } }, { ids = { 5, 6 }, completion = { 7 } },
+    }
     local function gradients(parts)
       local model = loader.from_config(CONFIG, { dtype = "f64" }):init(2, 0.4)
       local loss = 0

@@ -1,5 +1,5 @@
--- A real checkpoint against recorded numbers: LIGER_SMOLLM2 names the GGUF file of SmolLM2-135M-Instruct (Q4_1) that the numbers were
--- made with. Without it these specs are left out.
+-- A real checkpoint against recorded numbers: LIGER_SMOLLM2 names the GGUF file of
+-- SmolLM2-135M-Instruct (Q4_1) that they were made with. Without it these specs are left out.
 local helper = require("spec.helper")
 local cjson = require("cjson")
 local fn = require("liger.fn")
@@ -10,7 +10,7 @@ local score = require("liger.rollout.score")
 local PATH = os.getenv("LIGER_SMOLLM2")
 
 if not PATH or PATH == "" then
-  print("smollm2_spec: LIGER_SMOLLM2 names no file: encodings, log-probabilities and greedy texts are not compared")
+  print("\nsmollm2_spec: LIGER_SMOLLM2 names no file; SmolLM2's recorded numbers are not compared")
   return
 end
 
@@ -74,13 +74,17 @@ describe("SmolLM2-135M-Instruct", function()
       local case = golden.prompts[i]
       assert.equal(#case.next_logp, #scored.logp)
       for j, wanted in ipairs(case.next_logp) do
-        assert.is_true(math.abs(scored.logp[j] - wanted) < 1e-3, ("%g %g"):format(scored.logp[j], wanted))
+        assert.is_true(
+          math.abs(scored.logp[j] - wanted) < 1e-3, ("%g %g"):format(scored.logp[j], wanted)
+        )
         assert.is_true(math.abs(scored.entropy[j] - case.entropy[j]) < 1e-3)
       end
       local hidden = model:hidden(require("liger.nn.pack").sequences({ case.ids }))
       -- Any target will do: the log-sum-exp does not depend on it.
       local target = require("liger.tensor").from_table(case.ids, "i32")
-      local _, entropy, lse = fn.linear_logprob(hidden:detach(), model.weights.head:detach(), target)
+      local _, entropy, lse = fn.linear_logprob(
+        hidden:detach(), model.weights.head:detach(), target
+      )
       local sums, entropies = lse:to_table(), entropy:to_table()
       for j, wanted in ipairs(case.logsumexp) do
         assert.is_true(math.abs(sums[j] - wanted) < 1e-3, ("%g %g"):format(sums[j], wanted))
@@ -107,7 +111,9 @@ describe("SmolLM2-135M-Instruct", function()
     for i = 1, 3 do
       prompts[i] = golden.prompts[i].ids
     end
-    local results = rollout.generate(model, prompts, { group = 2, max_new = 6, temperature = 0.9, seed = 1 })
+    local results = rollout.generate(model, prompts, {
+      group = 2, max_new = 6, temperature = 0.9, seed = 1,
+    })
     for i, result in ipairs(results) do
       sequences[i] = {}
       for _, list in ipairs({ prompts[result.prompt], result.ids }) do

@@ -46,17 +46,19 @@ end
 local function start(recipe, options)
   local words = {}
   for key, value in pairs(options) do
-    words[#words + 1] = "--" .. key:gsub("_", "-") .. (value == true and "" or (" %q"):format(tostring(value)))
+    local text = value == true and "" or (" %q"):format(tostring(value))
+    words[#words + 1] = "--" .. key:gsub("_", "-") .. text
   end
-  local line = ("build/liger run recipes/%s.lua --quiet %s 2>&1; echo $?"):format(recipe, table.concat(words, " "))
-  local pipe = io.popen(line)
+  local line = "build/liger run recipes/%s.lua --quiet %s 2>&1; echo $?"
+  local pipe = io.popen(line:format(recipe, table.concat(words, " ")))
   local text = pipe:read("*a")
   pipe:close()
   local output, status = text:match("^(.-)(%d+)\n$")
   return output, tonumber(status)
 end
 
--- Runs a recipe to its end; the run: output, folder, metrics without timings, of one phase: phase(name).
+-- Runs a recipe to its end; the run: output, folder, metrics without timings, of one phase:
+-- phase(name).
 local function run(recipe, options)
   count = count + 1
   local folder = ("%s/%d"):format(root, count)
@@ -82,7 +84,8 @@ end
 -- Shorter completions earn more: a signal from the first step on.
 local SHORT = "return function(_, _, sample) return 1 - #sample.completion / 5 end"
 local GRPO = {
-  max_steps = 3, prompts_per_step = 4, num_generations = 4, sft_until = 0, seed = 1, threads = 1, warmup_steps = 0,
+  max_steps = 3, prompts_per_step = 4, num_generations = 4, sft_until = 0, seed = 1, threads = 1,
+  warmup_steps = 0,
 }
 
 local function run_grpo(options)
@@ -110,7 +113,9 @@ describe("recipes/sft.lua", function()
 
   it("has its recorded losses", function()
     local metrics = run("sft", OPTIONS).metrics
-    helper.close(column(metrics, "loss"), { 5.40434928, 5.70166973, 4.84741543, 4.35917922, 3.97553357 }, 1e-5, "loss")
+    helper.close(column(metrics, "loss"), {
+      5.40434928, 5.70166973, 4.84741543, 4.35917922, 3.97553357,
+    }, 1e-5, "loss")
   end)
 
   it("gives the same lines for the same seed, on any number of threads", function()
@@ -137,12 +142,16 @@ describe("recipes/sft.lua", function()
 
   it("says how the held-out samples went before and after", function()
     local made = run("sft", OPTIONS)
-    local before = made.output:match("held%-out before: (%d+%.%d%d%d%d) loss, %d%.%d%d%d token accuracy\n")
-    local after = made.output:match("held%-out after: (%d+%.%d%d%d%d) loss, %d%.%d%d%d token accuracy\n")
+    local before = made.output:match(
+      "held%-out before: (%d+%.%d%d%d%d) loss, %d%.%d%d%d token accuracy\n"
+    )
+    local after = made.output:match(
+      "held%-out after: (%d+%.%d%d%d%d) loss, %d%.%d%d%d token accuracy\n"
+    )
     assert.is_true(tonumber(after) < tonumber(before))
   end)
 
-  it("changes nothing by recomputing its layers, and next to nothing by smaller micro-batches", function()
+  it("changes nothing by recomputing layers, next to nothing by smaller micro-batches", function()
     local plain = run("sft", OPTIONS).metrics
     assert.same(plain, run("sft", with(OPTIONS, { gradient_checkpointing = true })).metrics)
     local split = run("sft", with(OPTIONS, { micro_tokens = 40 })).metrics
@@ -172,19 +181,26 @@ describe("recipes/grpo.lua", function()
   it("has its recorded numbers in the warm-up and after", function()
     local made = run_grpo({ max_steps = 5 })
     helper.close(column(made.phase("warm-up"), "loss"), {
-      5.54435682, 5.45421267, 5.26410151, 5.03363609, 4.82981586, 4.58584166, 4.31808472, 4.09822607, 3.87301016, 3.72472572,
+      5.54435682, 5.45421267, 5.26410151, 5.03363609, 4.82981586, 4.58584166, 4.31808472,
+      4.09822607, 3.87301016, 3.72472572,
     }, 1e-5, "warm-up loss")
     local lines = made.phase("grpo")
     helper.close(column(lines, "reward"), { 0.0625, 0.1, 0.1125, 0.15, 0.2125 }, 1e-5, "reward")
-    helper.close(column(lines, "loss"), { 0.0782571062, 0.142196432, 0.112107106, 0.176404461, 0.233915001 }, 1e-5, "loss")
-    helper.close(column(lines, "grad_norm"), { 1.38548539, 1.76729706, 2.03440169, 1.82537148, 2.5481793 }, 1e-4, "grad_norm")
+    helper.close(column(lines, "loss"), {
+      0.0782571062, 0.142196432, 0.112107106, 0.176404461, 0.233915001,
+    }, 1e-5, "loss")
+    helper.close(column(lines, "grad_norm"), {
+      1.38548539, 1.76729706, 2.03440169, 1.82537148, 2.5481793,
+    }, 1e-4, "grad_norm")
   end)
 
   it("gives the same lines for the same seed, on any number of threads", function()
     local first = run_grpo()
     local second = run_grpo()
     assert.same(first.metrics, second.metrics)
-    assert.equal(helper.read(first.folder .. "/samples.jsonl"), helper.read(second.folder .. "/samples.jsonl"))
+    assert.equal(
+      helper.read(first.folder .. "/samples.jsonl"), helper.read(second.folder .. "/samples.jsonl")
+    )
     assert.same(first.metrics, run_grpo({ threads = 2 }).metrics)
     assert.are_not.same(first.metrics, run_grpo({ seed = 2 }).metrics)
   end)
@@ -264,7 +280,8 @@ describe("recipes/grpo.lua", function()
     end
     local data = write("prompts.jsonl", table.concat(rows, "\n"))
     local options = {
-      model = saved, data = data, max_steps = 2, prompts_per_step = 2, num_generations = 4, holdout = 0.3,
+      model = saved, data = data, max_steps = 2, prompts_per_step = 2, num_generations = 4,
+      holdout = 0.3,
       max_completion_length = 6, threads = 1, reward = write("short.lua", SHORT),
     }
     local made = run("grpo", options)
@@ -278,7 +295,9 @@ describe("recipes/grpo.lua", function()
   it("stops with one line at a reward that fails", function()
     local function stops(reward, ...)
       count = count + 1
-      local output, status = start("grpo", with(GRPO, { reward = reward, out = ("%s/%d"):format(root, count) }))
+      local output, status = start("grpo", with(GRPO, {
+        reward = reward, out = ("%s/%d"):format(root, count),
+      }))
       assert.equal(1, status)
       for _, text in ipairs({ ... }) do
         assert.is_truthy(output:find(text, 1, true), output)
@@ -287,7 +306,9 @@ describe("recipes/grpo.lua", function()
       assert.equal(1, newlines, output)
     end
     stops(write("none.lua", "return function() end"), "reward: it gave nil for completion 1")
-    stops(write("raises.lua", "return function() error('out of luck') end"), "raises.lua:1: out of luck")
+    stops(
+      write("raises.lua", "return function() error('out of luck') end"), "raises.lua:1: out of luck"
+    )
     stops("best", "reward: best is none; wanted exact, numeric or a Lua file")
   end)
 end)
@@ -317,7 +338,10 @@ describe("the built-in sums", function()
     end
     assert.equal(8100, #t.train + #t.held_out)
     local other = sums.new(4)
-    assert.are_not.equal(t.held_out[1].prompt .. t.held_out[2].prompt, other.held_out[1].prompt .. other.held_out[2].prompt)
+    assert.are_not.equal(
+      t.held_out[1].prompt .. t.held_out[2].prompt,
+      other.held_out[1].prompt .. other.held_out[2].prompt
+    )
     assert.same(t.held_out[1], sums.new(3).held_out[1])
   end)
 
@@ -337,7 +361,8 @@ describe("the built-in sums", function()
     for _, row in ipairs(sums.new(1).held_out) do
       held[key(row)] = true
     end
-    -- A reward that keeps the prompts it sees, in the order: warm-up tests, held-out, training, held-out.
+    -- A reward that keeps the prompts it sees, in the order: warm-up tests, held-out, training,
+    -- held-out.
     local seen = root .. "/seen"
     local reward = write("seen.lua", ([[
       return function(_, row, sample)
@@ -375,10 +400,16 @@ describe("a recipe's task", function()
         end, ...)
       end
     end
-    refused({ model = "m", data = "" }, "config: --model without --data: a checkpoint and its data go together")
-    refused({ model = "", data = "d" }, "config: --data without --model: a checkpoint and its data go together")
+    refused({
+      model = "m", data = "",
+    }, "config: --model without --data: a checkpoint and its data go together")
+    refused({
+      model = "", data = "d",
+    }, "config: --data without --model: a checkpoint and its data go together")
     local folder = helper.golden_folder("models/llama3")
-    refused({ model = folder, data = "d", dtype = "f32" }, folder .. ": there is no tokenizer.json beside the model")
+    refused({
+      model = folder, data = "d", dtype = "f32",
+    }, folder .. ": there is no tokenizer.json beside the model")
   end)
 
   it("is the built-in one without both", function()
