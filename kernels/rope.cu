@@ -58,8 +58,9 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int e = 0; e < W; e++) {
                 const float u = to_float(a[k][e]), v = to_float(b[k][e]);
-                a[k][e] = from_float<T>(u * c[e] - v * t[e]);
-                b[k][e] = from_float<T>(v * c[e] + u * t[e]);
+                /* Written out, so that every width rounds alike. */
+                a[k][e] = from_float<T>(fmaf(u, c[e], -(v * t[e])));
+                b[k][e] = from_float<T>(fmaf(v, c[e], u * t[e]));
             }
     }
 #pragma unroll
@@ -84,10 +85,10 @@ static lg_status rotate(lg_context *ctx, const char *op, const lg_tensor *x, con
         const auto launch = [&](auto width) {
             constexpr int W = decltype(width)::value;
             const int64_t items = (int64_t)((s.H + HEADS - 1) / HEADS) * ((s.D - s.R) / W);
-            rope_rotate<T, W><<<blocks_for(s.N * items, THREADS, INT32_MAX), THREADS, 0,
-                                cuda_stream(ctx)>>>(
-                (const T *)x->data, (const float *)cos->data, (const float *)sin->data, sign,
-                (const int32_t *)position->data, (T *)y->data, s, cuda_error_slot(ctx));
+            rope_rotate<T, W>
+                <<<blocks_for(s.N * items, THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
+                    (const T *)x->data, (const float *)cos->data, (const float *)sin->data, sign,
+                    (const int32_t *)position->data, (T *)y->data, s, cuda_error_slot(ctx));
             return cuda_launched(ctx, op);
         };
         constexpr int W = 16 / sizeof(T);

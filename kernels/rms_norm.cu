@@ -1,0 +1,414 @@
+/* RMS normalisation: y = w x rstd, rstd = 1 / sqrt(mean(x^2) + eps). With g = dy w and
+ * a = rstd^3 mean(g x): dx = rstd g - a x, dw += sum over rows of dy x rstd.
+ *
+ * A group of LANES threads owns a row at a time, K vectors of 16 bytes a thread, so that x (and dy) is read
+ * once; thread l's vector k has columns (k LANES + l) W on. Forward: a group a row; rows longer
+ * than a group holds are read twice. Backward: GROUPS groups a block walk over the rows, the next rows on
+ * their way to shared memory meanwhile; each thread keeps the sums of its columns of dw, a block
+ * writes them to partial[block,C], and rms_norm_bwd_dw adds the blocks in order. How rows go to
+ * blocks depends on N and C alone, so the bits do; whether 16 bytes are read at once or one by one
+ * changes none.
+ */
+#include "common.cuh"
+
+enum {
+    FWD_THREADS = 256, /* or LANES, if more */
+    BWD_THREADS = 512,
+    BWD_BLOCKS = 132, /* a block on each multiprocessor of an H200, fixed so that bits are */
+    DW_COLUMNS = 32,
+    DW_LANES = 32,
+    WIDE_THREADS = 256,
+    WIDE_ROWS = 128, /* rows of dw that a block of the wide form sums */
+};
+
+/* ---- a group of threads ---- */
+
+/* Sum over LANES threads, each of which gets it. Groups of several warps meet at the barrier of
+ * their own and use `room` [2, warps of the block] by turns: `turn` differs from call to call. */
+template <int LANES>
+__device__ __forceinline__ float group_sum(float x, float *room, int turn) {
+    if (LANES <= 32) return warp_reduce<(LANES < 32 ? LANES : 32)>(x, Sum());
+    constexpr int WARPS = LANES / 32;
+    const int group = threadIdx.x / LANES, warp = threadIdx.x / 32;
+    x = warp_reduce(x, Sum());
+    room += (turn & 1) * 32;
+    if (threadIdx.x % 32 == 0) room[warp] = x;
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(LANES < 32 ? 32 : LANES) : "memory");
+    float sum = room[group * WARPS];
+#pragma unroll
+    for (int i = 1; i < WARPS; i++) sum += room[group * WARPS + i];
+    return sum;
+}
+
+/* W elements from column c on, 0 past the end. */
+template <class T, int W>
+__device__ __forceinline__ vec<T, W> load_part(const T *row, int64_t c, int64_t C, bool vector) {
+    if (vector && c + W <= C) return *(const vec<T, W> *)(row + c);
+    vec<T, W> x;
+#pragma unroll
+    for (int e = 0; e < W; e++) x[e] = c + e < C ? row[c + e] : from_float<T>(0);
+    return x;
+}
+
+template <class T, int W>
+__device__ __forceinline__ void store_part(T *row, int64_t c, int64_t C, bool vector, vec<T, W> x) {
+    if (vector && c + W <= C) {
+        *(vec<T, W> *)(row + c) = x;
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < W; e++)
+        if (c + e < C) row[c + e] = x[e];
+}
+
+/* x rstd, in bf16 rounded as Llama does. */
+__device__ __forceinline__ float scaled(float x, float rstd, bf16) {
+    return to_float(from_float<bf16>(x * rstd));
+}
+template <class T>
+__device__ __forceinline__ float scaled(float x, float rstd, T) {
+    return x * rstd;
+}
+
+/* ---- forward ---- */
+
+template <class T, int LANES, int K>
+static __global__ void __launch_bounds__(LANES > FWD_THREADS ? LANES : FWD_THREADS)
+    rms_norm_fwd(const T *x, const __grid_constant__ strided_rows x_rows, const T *w, float eps,
+                 int64_t N, int64_t C, bool vector, T *y, float *rstd) {
+    constexpr int W = 16 / sizeof(T);
+    constexpr int64_t HELD = (int64_t)LANES * K * W;
+    __shared__ float room[64];
+    const int64_t n = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    const int lane = threadIdx.x % LANES;
+    const bool mine = n < N;
+    const T *x_row = x + (mine ? x_rows.offset(n) : 0);
+    vec<T, W> v[K];
+    float sum = 0;
+    for (int64_t c0 = 0; c0 < C; c0 += HELD) {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t c = c0 + (k * LANES + lane) * W;
+            v[k] = load_part<T, W>(x_row, c, mine ? C : 0, vector);
+        }
+#pragma unroll
+        for (int k = 0; k < K; k++)
+#pragma unroll
+            for (int e = 0; e < W; e++) sum = fmaf(to_float(v[k][e]), to_float(v[k][e]), sum);
+    }
+    sum = group_sum<LANES>(sum, room, 0);
+    if (!mine) return;
+    const float r = 1.0f / sqrtf(sum / (float)C + eps);
+    if (lane == 0) rstd[n] = r;
+    for (int64_t c0 = 0; c0 < C; c0 += HELD) {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t c = c0 + (k * LANES + lane) * W;
+            if (c >= C) break;
+            if (C > HELD) v[k] = load_part<T, W>(x_row, c, C, vector);
+            vec<T, W> weight, out;
+            if (w) weight = load_part<T, W>(w, c, C, vector);
+#pragma unroll
+            for (int e = 0; e < W; e++) {
+                const float s = scaled(to_float(v[k][e]), r, T());
+                out[e] = from_float<T>(w ? s * to_float(weight[e]) : s);
+            }
+            store_part<T, W>(y + n * C, c, C, vector, out);
+        }
+    }
+}
+
+/* ---- backward, rows that a group holds ---- */
+
+__device__ __forceinline__ void copy_async(void *shared, const void *global) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+__device__ __forceinline__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int Newer>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Newer) : "memory");
+}
+
+/* Everything that the backward reads and writes. */
+template <class T>
+struct norm_backward {
+    const T *dy, *x, *w;
+    const float *rstd;
+    T *dx;
+    float *partial; /* [blocks, C], or NULL */
+    strided_rows x_rows, dx_rows;
+    int64_t N, C;
+    bool vector;
+};
+
+/* Each thread fetches and reads its own vectors only, so that the ring needs no barrier. */
+template <class T, int LANES, int K, int STAGES>
+static __global__ void __launch_bounds__(BWD_THREADS, 1)
+    rms_norm_bwd(const __grid_constant__ norm_backward<T> a) {
+    constexpr int W = 16 / sizeof(T), GROUPS = BWD_THREADS / LANES;
+    extern __shared__ char memory[];
+    __shared__ float room[64];
+    vec<T, W>(*ring)[2][K][BWD_THREADS] = (vec<T, W>(*)[2][K][BWD_THREADS])memory;
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const int64_t step = (int64_t)gridDim.x * GROUPS, C = a.C;
+    const int64_t first = (int64_t)blockIdx.x * GROUPS + group;
+    /* As many for all groups of the block: those of a warp sum together to the end. */
+    const int turns = (int)((a.N - (int64_t)blockIdx.x * GROUPS + step - 1) / step);
+
+    const auto fetch = [&](int64_t n, int stage) {
+        if (n < a.N) {
+            const T *x_row = a.x + a.x_rows.offset(n), *dy_row = a.dy + n * C;
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                const int64_t c = (k * LANES + lane) * W;
+                if (a.vector && c + W <= C) {
+                    copy_async(&ring[stage][0][k][threadIdx.x], x_row + c);
+                    copy_async(&ring[stage][1][k][threadIdx.x], dy_row + c);
+                } else {
+                    ring[stage][0][k][threadIdx.x] = load_part<T, W>(x_row, c, C, false);
+                    ring[stage][1][k][threadIdx.x] = load_part<T, W>(dy_row, c, C, false);
+                }
+            }
+        }
+        commit_copies();
+    };
+
+    vec<T, W> weight[K];
+    float dw[K][W];
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        if (a.w) weight[k] = load_part<T, W>(a.w, (k * LANES + lane) * W, C, a.vector);
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            if (!a.w) weight[k][e] = from_float<T>(1);
+            dw[k][e] = 0;
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) fetch(first + s * step, s);
+
+    int64_t n = first;
+    for (int t = 0; t < turns; t++, n += step) {
+        const int stage = t % STAGES;
+        const bool mine = n < a.N;
+        fetch(n + (STAGES - 1) * step, (t + STAGES - 1) % STAGES);
+        const float r = mine ? a.rstd[n] : 0;
+        wait_copies<STAGES - 1>();
+        float sum = 0;
+        if (mine) {
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                const vec<T, W> x = ring[stage][0][k][threadIdx.x],
+                                d = ring[stage][1][k][threadIdx.x];
+#pragma unroll
+                for (int e = 0; e < W; e++)
+                    sum = fmaf(to_float(d[e]) * to_float(weight[k][e]), to_float(x[e]), sum);
+            }
+        }
+        const float slope = group_sum<LANES>(sum, room, t) * r * r * r / (float)C;
+        if (!mine) continue;
+        T *dx_row = a.dx ? a.dx + a.dx_rows.offset(n) : NULL;
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const int64_t c = (k * LANES + lane) * W;
+            if (c >= C) break;
+            const vec<T, W> x = ring[stage][0][k][threadIdx.x], d = ring[stage][1][k][threadIdx.x];
+            vec<T, W> out;
+#pragma unroll
+            for (int e = 0; e < W; e++) {
+                const float xe = to_float(x[e]), de = to_float(d[e]);
+                dw[k][e] = fmaf(de, xe * r, dw[k][e]);
+                out[e] = from_float<T>(fmaf(de * to_float(weight[k][e]), r, -(xe * slope)));
+            }
+            if (dx_row) store_part<T, W>(dx_row, c, C, a.vector, out);
+        }
+    }
+    if (!a.partial) return;
+
+    /* Column c of group g lies at g LANES K W + c. */
+    wait_copies<0>();
+    __syncthreads();
+    float *sums = (float *)memory;
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int e = 0; e < W; e++) sums[((group * K + k) * LANES + lane) * W + e] = dw[k][e];
+    __syncthreads();
+    for (int64_t c = threadIdx.x; c < C; c += BWD_THREADS) {
+        float total = 0;
+        for (int g = 0; g < GROUPS; g++) total += sums[g * (LANES * K * W) + c];
+        a.partial[blockIdx.x * C + c] = total;
+    }
+}
+
+/* dw[c] += sum over blocks of partial[block,c]: DW_LANES threads a column, block i to thread i % DW_LANES, then the
+ * threads in order. */
+static __global__ void __launch_bounds__(DW_COLUMNS *DW_LANES)
+    rms_norm_bwd_dw(const float *partial, int blocks, int64_t C, float *dw) {
+    __shared__ float sums[DW_LANES][DW_COLUMNS + 1];
+    const int64_t c = (int64_t)blockIdx.x * DW_COLUMNS + threadIdx.x;
+    float sum = 0;
+    if (c < C)
+        for (int b = threadIdx.y; b < blocks; b += DW_LANES) sum += partial[b * C + c];
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= C) return;
+    sum = 0;
+#pragma unroll
+    for (int y = 0; y < DW_LANES; y++) sum += sums[y][threadIdx.x];
+    dw[c] += sum;
+}
+
+/* ---- backward, longer rows: x and dy are read twice ---- */
+
+/* slope[n] = rstd^3 mean(g x); a block a row. */
+template <class T>
+static __global__ void __launch_bounds__(WIDE_THREADS)
+    rms_norm_bwd_wide_slope(const __grid_constant__ norm_backward<T> a, float *slope) {
+    constexpr int W = 16 / sizeof(T);
+    const int64_t n = blockIdx.x;
+    const T *x_row = a.x + a.x_rows.offset(n), *dy_row = a.dy + n * a.C;
+    float sum = 0;
+    for (int64_t c = (int64_t)threadIdx.x * W; c < a.C; c += WIDE_THREADS * W) {
+        const vec<T, W> x = load_part<T, W>(x_row, c, a.C, a.vector),
+                        d = load_part<T, W>(dy_row, c, a.C, a.vector);
+        vec<T, W> weight;
+        if (a.w) weight = load_part<T, W>(a.w, c, a.C, a.vector);
+#pragma unroll
+        for (int e = 0; e < W; e++)
+            sum = fmaf(to_float(d[e]) * (a.w ? to_float(weight[e]) : 1), to_float(x[e]), sum);
+    }
+    sum = block_reduce(sum, Sum(), 0);
+    const float r = a.rstd[n];
+    if (threadIdx.x == 0) slope[n] = sum * r * r * r / (float)a.C;
+}
+
+/* A block owns WIDE_ROWS rows of WIDE_THREADS * W columns. */
+template <class T>
+static __global__ void __launch_bounds__(WIDE_THREADS)
+    rms_norm_bwd_wide(const __grid_constant__ norm_backward<T> a, const float *slope) {
+    constexpr int W = 16 / sizeof(T);
+    const int64_t c = ((int64_t)blockIdx.y * WIDE_THREADS + threadIdx.x) * W;
+    const int64_t first = (int64_t)blockIdx.x * WIDE_ROWS;
+    if (c >= a.C) return;
+    vec<T, W> weight;
+    float dw[W] = {};
+    if (a.w) weight = load_part<T, W>(a.w, c, a.C, a.vector);
+    for (int64_t n = first; n < a.N && n < first + WIDE_ROWS; n++) {
+        const vec<T, W> x = load_part<T, W>(a.x + a.x_rows.offset(n), c, a.C, a.vector),
+                        d = load_part<T, W>(a.dy + n * a.C, c, a.C, a.vector);
+        const float r = a.rstd[n], s = slope[n];
+        vec<T, W> out;
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            const float xe = to_float(x[e]), de = to_float(d[e]);
+            dw[e] = fmaf(de, xe * r, dw[e]);
+            out[e] = from_float<T>(fmaf(de * (a.w ? to_float(weight[e]) : 1), r, -(xe * s)));
+        }
+        if (a.dx) store_part<T, W>(a.dx + a.dx_rows.offset(n), c, a.C, a.vector, out);
+    }
+    if (!a.partial) return;
+#pragma unroll
+    for (int e = 0; e < W; e++)
+        if (c + e < a.C) a.partial[blockIdx.x * a.C + c + e] = dw[e];
+}
+
+/* ---- launchers ---- */
+
+/* Calls f(lanes, vectors a thread) for rows of so many vectors: the fewest threads that hold a row in four vectors each, but
+ * heads of up to 128 have a vector a thread. */
+template <class F>
+static lg_status with_group(int64_t vectors, F f) {
+    if (vectors <= 8) return f(width_of<8>(), width_of<1>());
+    if (vectors <= 16) return f(width_of<16>(), width_of<1>());
+    if (vectors <= 128) return f(width_of<32>(), width_of<4>());
+    if (vectors <= 512) return f(width_of<128>(), width_of<4>());
+    return f(width_of<512>(), width_of<4>());
+}
+
+extern "C" lg_status cuda_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                                   double eps, lg_tensor *y, lg_tensor *rstd) {
+    const int64_t N = tensor_rows(x), C = tensor_cols(x);
+    if (N == 0) return LG_OK;
+    return dispatch_float(ctx, "rms_norm", x->dtype, [&](auto t) {
+        using T = decltype(t);
+        constexpr int W = 16 / sizeof(T);
+        const bool vector = rows_vectorise<T>(x) && rows_vectorise<T>(w) && rows_vectorise<T>(y);
+        return with_group((C + W - 1) / W, [&](auto lanes, auto held) {
+            constexpr int LANES = decltype(lanes)::value, K = decltype(held)::value;
+            constexpr int threads = LANES > FWD_THREADS ? LANES : FWD_THREADS;
+            rms_norm_fwd<T, LANES, K>
+                <<<blocks_for(N, threads / LANES, INT32_MAX), threads, 0, cuda_stream(ctx)>>>(
+                    (const T *)x->data, rows_of(x), (const T *)(w ? w->data : NULL), (float)eps, N,
+                    C, vector, (T *)y->data, (float *)rstd->data);
+            return cuda_launched(ctx, "rms_norm");
+        });
+    });
+}
+
+/* The walk over the rows, and with `dw` its sums of dw in a.partial, *blocks of them. */
+template <class T>
+static lg_status backward(lg_context *ctx, norm_backward<T> &a, bool dw, int *blocks) {
+    constexpr int W = 16 / sizeof(T);
+    const int64_t vectors = (a.C + W - 1) / W;
+    const cudaStream_t stream = cuda_stream(ctx);
+    void *partial = NULL, *slope;
+    if (vectors > 2048) {
+        *blocks = (int)((a.N + WIDE_ROWS - 1) / WIDE_ROWS);
+        LG_TRY(lg_scratch(ctx, a.N * 4, &slope));
+        if (dw) LG_TRY(lg_scratch(ctx, *blocks * a.C * 4, &partial));
+        a.partial = (float *)partial;
+        rms_norm_bwd_wide_slope<T><<<(unsigned)a.N, WIDE_THREADS, 0, stream>>>(a, (float *)slope);
+        const dim3 grid((unsigned)*blocks, blocks_for(vectors, WIDE_THREADS, 65535));
+        rms_norm_bwd_wide<T><<<grid, WIDE_THREADS, 0, stream>>>(a, (const float *)slope);
+        return cuda_launched(ctx, "rms_norm_backward");
+    }
+    return with_group(vectors, [&](auto lanes, auto held) {
+        constexpr int LANES = decltype(lanes)::value, K = decltype(held)::value;
+        constexpr int STAGES = K == 1 ? 4 : 2, GROUPS = BWD_THREADS / LANES;
+        /* Short rows: two blocks a multiprocessor, for their partial sums are small. */
+        *blocks = (int)blocks_for(a.N, GROUPS, K == 1 ? 2 * BWD_BLOCKS : BWD_BLOCKS);
+        if (dw) LG_TRY(lg_scratch(ctx, *blocks * a.C * 4, &partial));
+        a.partial = (float *)partial;
+        const auto kernel = rms_norm_bwd<T, LANES, K, STAGES>;
+        constexpr int bytes = STAGES * 2 * K * BWD_THREADS * 16;
+        LG_TRY(cuda_check(
+            ctx, "rms_norm_backward",
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)));
+        kernel<<<*blocks, BWD_THREADS, bytes, stream>>>(a);
+        return cuda_launched(ctx, "rms_norm_backward");
+    });
+}
+
+extern "C" lg_status cuda_rms_norm_backward(lg_context *ctx, const lg_tensor *dy,
+                                            const lg_tensor *x, const lg_tensor *w,
+                                            const lg_tensor *rstd, lg_tensor *dx, lg_tensor *dw) {
+    const int64_t N = tensor_rows(x), C = tensor_cols(x);
+    if (N == 0 || (!dx && !dw)) return LG_OK;
+    return dispatch_float(ctx, "rms_norm_backward", x->dtype, [&](auto t) {
+        using T = decltype(t);
+        norm_backward<T> a = {
+            (const T *)dy->data,
+            (const T *)x->data,
+            (const T *)(w ? w->data : NULL),
+            (const float *)rstd->data,
+            (T *)(dx ? dx->data : NULL),
+            NULL,
+            rows_of(x),
+            rows_of(dx ? dx : x),
+            N,
+            C,
+            rows_vectorise<T>(dy) && rows_vectorise<T>(x) && rows_vectorise<T>(w) &&
+                rows_vectorise<T>(dx),
+        };
+        int blocks = 0;
+        LG_TRY(backward<T>(ctx, a, dw != NULL, &blocks));
+        if (!dw) return LG_OK;
+        rms_norm_bwd_dw<<<blocks_for(C, DW_COLUMNS, INT32_MAX), dim3(DW_COLUMNS, DW_LANES), 0,
+                          cuda_stream(ctx)>>>(a.partial, blocks, C, (float *)dw->data);
+        return cuda_launched(ctx, "rms_norm_backward");
+    });
+}
