@@ -1,7 +1,9 @@
--- Times a training step, or sampling, of a decoder with random weights: tokens a second, peak bytes.
+-- Times a training step, or sampling, of a decoder with random weights: tokens a second, peak
+-- bytes.
 --   liger run bench/step.lua --shape tiny --what train --batch 256 --seq 10
 --   liger run bench/step.lua --shape smollm2-135m --what sample --batch 32 --prompt 32 --seq 64
--- With --stdin it times one repeat for each line it reads, so that bench/peers/compare.py can take turns with a peer.
+-- With --stdin it times one repeat for each line it reads, so that bench/peers/compare.py can take
+-- turns with a peer.
 local liger = require("liger")
 local lib = require("liger.ffi")
 
@@ -16,12 +18,12 @@ local config = liger.config({
   out = "", -- no run folder is made
 }, { shape = { "tiny", "smollm2-135m" }, what = { "train", "sample" } })
 
-local function shape(model_type, layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, theta)
+local function shape(family, layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, theta)
   return {
-    model_type = model_type, vocab_size = vocab, hidden_size = hidden, num_hidden_layers = layers,
+    model_type = family, vocab_size = vocab, hidden_size = hidden, num_hidden_layers = layers,
     num_attention_heads = heads, num_key_value_heads = kv_heads, head_dim = head_dim,
-    intermediate_size = intermediate, rms_norm_eps = 1e-6, rope_theta = theta, tie_word_embeddings = true,
-    max_position_embeddings = 4096,
+    intermediate_size = intermediate, rms_norm_eps = 1e-6, rope_theta = theta,
+    tie_word_embeddings = true, max_position_embeddings = 4096,
   }
 end
 
@@ -100,7 +102,8 @@ table.sort(times)
 local median, least = times[math.ceil(#times / 2)], times[1]
 print(
   ("%s %s %s [%d,%d]  %.0f tokens/s (best %.0f)  %.2f ms  peak %.1f MiB  %d threads"):format(
-    config.shape, config.what, config.dtype, config.batch, config.seq, tokens / median, tokens / least, median * 1e3,
+    config.shape, config.what, config.dtype, config.batch, config.seq, tokens / median,
+    tokens / least, median * 1e3,
     liger.memory.stats().peak / 2 ^ 20, tonumber(lib.C.lg_context_threads(lib.ctx))
   )
 )

@@ -29,7 +29,16 @@ typedef struct device_error {
     long long index, value, limit;
 } device_error;
 
-enum { ERROR_NONE = 0, ERROR_ID, ERROR_TARGET, ERROR_POSITION, ERROR_INDEX, ERROR_SLOT, ERROR_LOGIT, ERROR_LENGTH };
+enum {
+    ERROR_NONE = 0,
+    ERROR_ID,
+    ERROR_TARGET,
+    ERROR_POSITION,
+    ERROR_INDEX,
+    ERROR_SLOT,
+    ERROR_LOGIT,
+    ERROR_LENGTH
+};
 
 cudaStream_t cuda_stream(lg_context *ctx);
 int cuda_num_sms(lg_context *ctx);
@@ -54,8 +63,9 @@ typedef struct cuda_matrix {
     bool trans;    /* the product reads the transpose: data is [K, M] for A, [N, K] for B */
 } cuda_matrix;
 
-lg_status cuda_gemm(lg_context *ctx, const char *op, int64_t m, int64_t n, int64_t k, cuda_matrix a, cuda_matrix b,
-                    void *c, int64_t ldc, int32_t c_dtype, const void *bias, bool accumulate);
+lg_status cuda_gemm(lg_context *ctx, const char *op, int64_t m, int64_t n, int64_t k, cuda_matrix a,
+                    cuda_matrix b, void *c, int64_t ldc, int32_t c_dtype, const void *bias,
+                    bool accumulate);
 
 /* Calls `f(T())` with the C++ type of a float dtype. */
 template <class F>
@@ -64,7 +74,9 @@ lg_status dispatch_float(lg_context *ctx, const char *op, int32_t dtype, F f) {
     case LG_F32: return f(float());
     case LG_BF16: return f(bf16());
     case LG_F16: return f(f16());
-    default: return lg_fail(ctx, LG_EUNSUPPORTED, "%s: no %s on cuda, wanted f32, bf16 or f16", op, lg_dtype_name(dtype));
+    default:
+        return lg_fail(ctx, LG_EUNSUPPORTED, "%s: no %s on cuda, wanted f32, bf16 or f16", op,
+                       lg_dtype_name(dtype));
     }
 }
 
@@ -92,9 +104,11 @@ static inline unsigned blocks_for(int64_t n, int64_t per_block, int64_t most = 1
 
 /* Rows of a tensor whose leading dimensions have any strides, by value to a kernel. */
 struct strided_rows {
-    int64_t size[3], stride[3]; /* of the up to three leading dimensions, innermost first; missing ones have size 1 */
-    bool dense;                 /* row r lies at r * cols */
-    bool even;                  /* row r lies at r * pitch */
+    int64_t size[3],
+        stride
+            [3]; /* of the up to three leading dimensions, innermost first; missing ones have size 1 */
+    bool dense; /* row r lies at r * cols */
+    bool even;  /* row r lies at r * pitch */
     int64_t cols, pitch;
 
     __host__ __device__ int64_t offset(int64_t r) const {
@@ -139,11 +153,17 @@ __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
 template <class T>
 __device__ __forceinline__ T from_float(float x);
 template <>
-__device__ __forceinline__ float from_float<float>(float x) { return x; }
+__device__ __forceinline__ float from_float<float>(float x) {
+    return x;
+}
 template <>
-__device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ bf16 from_float<bf16>(float x) {
+    return __float2bfloat16_rn(x);
+}
 template <>
-__device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half_rn(x); }
+__device__ __forceinline__ f16 from_float<f16>(float x) {
+    return __float2half_rn(x);
+}
 
 /* N values that load and store as one access of up to 16 bytes; N * sizeof(T) is a power of two. */
 template <class T, int N>
@@ -161,7 +181,8 @@ static inline bool can_vectorise(const void *data, int64_t pitch) {
 
 /* Row and column of item start + i, where a row has `cols` items (below 2^31). `start` is the block's, so that the 64-bit
  * division is the same for all its threads. */
-__device__ __forceinline__ void split_index(int64_t start, unsigned i, unsigned cols, int64_t *row, unsigned *col) {
+__device__ __forceinline__ void split_index(int64_t start, unsigned i, unsigned cols, int64_t *row,
+                                            unsigned *col) {
     const int64_t r = start / cols;
     const unsigned c = (unsigned)(start - r * cols) + i;
     *row = r + c / cols;
@@ -189,7 +210,8 @@ struct Max {
 template <int Width = 32, class Op>
 __device__ __forceinline__ float warp_reduce(float x, Op op) {
 #pragma unroll
-    for (int step = Width / 2; step > 0; step /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, step));
+    for (int step = Width / 2; step > 0; step /= 2)
+        x = op(x, __shfl_xor_sync(0xffffffffu, x, step));
     return x;
 }
 
@@ -207,7 +229,8 @@ __device__ __forceinline__ float block_reduce(float x, Op op, float identity) {
 }
 
 /* Keeps the first error of a run. */
-__device__ __forceinline__ void note_error(device_error *slot, int code, long long index, long long value, long long limit) {
+__device__ __forceinline__ void note_error(device_error *slot, int code, long long index,
+                                           long long value, long long limit) {
     if (atomicCAS(&slot->code, 0, code) == 0) {
         slot->index = index;
         slot->value = value;

@@ -13,27 +13,17 @@
 
 extern "C" const lg_backend lg_cuda_table;
 
-static cuda_state *state_of(lg_context *ctx) {
-    return (cuda_state *)lg_context_state(ctx);
-}
+static cuda_state *state_of(lg_context *ctx) { return (cuda_state *)lg_context_state(ctx); }
 
-cudaStream_t cuda_stream(lg_context *ctx) {
-    return state_of(ctx)->stream;
-}
+cudaStream_t cuda_stream(lg_context *ctx) { return state_of(ctx)->stream; }
 
-int cuda_num_sms(lg_context *ctx) {
-    return state_of(ctx)->num_sms;
-}
+int cuda_num_sms(lg_context *ctx) { return state_of(ctx)->num_sms; }
 
-device_error *cuda_error_slot(lg_context *ctx) {
-    return state_of(ctx)->error_on_device;
-}
+device_error *cuda_error_slot(lg_context *ctx) { return state_of(ctx)->error_on_device; }
 
 /* ---- a number on its way to the host ---- */
 
-int64_t *cuda_count_slot(lg_context *ctx) {
-    return state_of(ctx)->count_on_device;
-}
+int64_t *cuda_count_slot(lg_context *ctx) { return state_of(ctx)->count_on_device; }
 
 lg_status cuda_mark_count(lg_context *ctx, const char *op) {
     return cuda_check(ctx, op, cudaEventRecord(state_of(ctx)->counted, cuda_stream(ctx)));
@@ -58,8 +48,8 @@ lg_status cuda_check(lg_context *ctx, const char *what, cudaError_t status) {
     if (s && s->failed) return lg_fail(ctx, LG_EDEVICE, "%s", s->failure);
     /* A failure that does not go away poisons the context: later calls repeat its text. */
     bool sticky = cudaGetLastError() != cudaSuccess && cudaPeekAtLastError() != cudaSuccess;
-    lg_status result = lg_fail(ctx, LG_EDEVICE, "%s: the device failed: %s (%s)", what, cudaGetErrorString(status),
-                               cudaGetErrorName(status));
+    lg_status result = lg_fail(ctx, LG_EDEVICE, "%s: the device failed: %s (%s)", what,
+                               cudaGetErrorString(status), cudaGetErrorName(status));
     if (s && sticky) {
         s->failed = true;
         snprintf(s->failure, sizeof s->failure, "%s", lg_error(ctx));
@@ -68,7 +58,8 @@ lg_status cuda_check(lg_context *ctx, const char *what, cudaError_t status) {
 }
 
 lg_status cuda_launched(lg_context *ctx, const char *op) {
-    return cuda_check(ctx, op, cudaPeekAtLastError() == cudaSuccess ? cudaSuccess : cudaGetLastError());
+    return cuda_check(ctx, op,
+                      cudaPeekAtLastError() == cudaSuccess ? cudaSuccess : cudaGetLastError());
 }
 
 /* What kernels note; the index is the element that was wrong. */
@@ -77,23 +68,30 @@ static lg_status report_noted(lg_context *ctx) {
     if (!s->error->code) return LG_OK;
     device_error e = *s->error;
     memset(s->error, 0, sizeof *s->error);
-    static const char *const what[] = {"",         "embedding: ids",     "target",        "rope: position",
-                                       "gather: index", "cache: slot", "sample: row", "attention_decode: length"};
+    static const char *const what[] = {"",
+                                       "embedding: ids",
+                                       "target",
+                                       "rope: position",
+                                       "gather: index",
+                                       "cache: slot",
+                                       "sample: row",
+                                       "attention_decode: length"};
     if (e.code == ERROR_LOGIT)
-        return lg_fail(ctx, LG_ENUMERIC, "sample: row %lld has NaN, +inf or no finite logit", e.index);
-    return lg_fail(ctx, LG_EINVAL, "%s[%lld] is %lld, wanted [0, %lld)", what[e.code], e.index, e.value, e.limit);
+        return lg_fail(ctx, LG_ENUMERIC, "sample: row %lld has NaN, +inf or no finite logit",
+                       e.index);
+    return lg_fail(ctx, LG_EINVAL, "%s[%lld] is %lld, wanted [0, %lld)", what[e.code], e.index,
+                   e.value, e.limit);
 }
 
 /* ---- what a device does ---- */
 
-static const char *describe(lg_context *ctx) {
-    return state_of(ctx)->description;
-}
+static const char *describe(lg_context *ctx) { return state_of(ctx)->description; }
 
 static void *device_alloc(lg_context *ctx, int64_t bytes) {
     void *data = NULL;
     if (bytes < 0) return NULL;
-    if (cudaMallocAsync(&data, bytes ? (size_t)bytes : 1, cuda_stream(ctx)) == cudaSuccess) return data;
+    if (cudaMallocAsync(&data, bytes ? (size_t)bytes : 1, cuda_stream(ctx)) == cudaSuccess)
+        return data;
     cudaGetLastError();
     return NULL;
 }
@@ -111,8 +109,9 @@ static lg_status device_upload(lg_context *ctx, const void *host, void *data, in
         s->next_staging = (i + 1) % NUM_STAGING;
         LG_TRY(cuda_check(ctx, "upload", cudaEventSynchronize(s->staging_done[i])));
         memcpy(s->staging[i], (const char *)host + at, (size_t)n);
-        LG_TRY(cuda_check(ctx, "upload", cudaMemcpyAsync((char *)data + at, s->staging[i], (size_t)n,
-                                                         cudaMemcpyHostToDevice, s->stream)));
+        LG_TRY(cuda_check(ctx, "upload",
+                          cudaMemcpyAsync((char *)data + at, s->staging[i], (size_t)n,
+                                          cudaMemcpyHostToDevice, s->stream)));
         LG_TRY(cuda_check(ctx, "upload", cudaEventRecord(s->staging_done[i], s->stream)));
         at += n;
     }
@@ -127,14 +126,16 @@ static lg_status device_sync(lg_context *ctx) {
 static lg_status device_download(lg_context *ctx, const void *data, void *host, int64_t bytes) {
     cuda_state *s = state_of(ctx);
     if (bytes <= STAGING_BYTES) {
-        LG_TRY(cuda_check(ctx, "download", cudaMemcpyAsync(s->landing, data, (size_t)bytes, cudaMemcpyDeviceToHost,
-                                                           s->stream)));
+        LG_TRY(cuda_check(
+            ctx, "download",
+            cudaMemcpyAsync(s->landing, data, (size_t)bytes, cudaMemcpyDeviceToHost, s->stream)));
         LG_TRY(device_sync(ctx));
         memcpy(host, s->landing, (size_t)bytes);
         return LG_OK;
     }
-    LG_TRY(cuda_check(ctx, "download",
-                      cudaMemcpyAsync(host, data, (size_t)bytes, cudaMemcpyDeviceToHost, s->stream)));
+    LG_TRY(
+        cuda_check(ctx, "download",
+                   cudaMemcpyAsync(host, data, (size_t)bytes, cudaMemcpyDeviceToHost, s->stream)));
     return device_sync(ctx);
 }
 
@@ -156,8 +157,8 @@ static void device_close(lg_context *ctx) {
     free(s);
 }
 
-static const lg_device functions = {describe,      device_alloc, device_free, device_upload, device_download,
-                                    device_sync, device_close};
+static const lg_device functions = {describe,        device_alloc, device_free, device_upload,
+                                    device_download, device_sync,  device_close};
 
 /* ---- opening ---- */
 
@@ -165,27 +166,35 @@ static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
     cudaDeviceProp prop;
     LG_TRY(cuda_check(ctx, "cuda", cudaGetDeviceProperties(&prop, device)));
     if (prop.major < 8)
-        return lg_fail(ctx, LG_EDEVICE, "cuda: device %d is %s of compute capability %d.%d, wanted 8.0 or newer", device,
-                       prop.name, prop.major, prop.minor);
+        return lg_fail(ctx, LG_EDEVICE,
+                       "cuda: device %d is %s of compute capability %d.%d, wanted 8.0 or newer",
+                       device, prop.name, prop.major, prop.minor);
     s->num_sms = prop.multiProcessorCount;
     s->compute = prop.major * 10 + prop.minor;
-    snprintf(s->description, sizeof s->description, "%.100s, %.1f GiB", prop.name, (double)prop.totalGlobalMem / (1 << 30));
+    snprintf(s->description, sizeof s->description, "%.100s, %.1f GiB", prop.name,
+             (double)prop.totalGlobalMem / (1 << 30));
     LG_TRY(cuda_check(ctx, "cuda", cudaSetDevice(device)));
     LG_TRY(cuda_check(ctx, "cuda", cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking)));
     cudaMemPool_t pool;
     uint64_t keep = UINT64_MAX;
     LG_TRY(cuda_check(ctx, "cuda", cudaDeviceGetDefaultMemPool(&pool, device)));
-    LG_TRY(cuda_check(ctx, "cuda", cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)));
+    LG_TRY(cuda_check(ctx, "cuda",
+                      cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)));
     for (int i = 0; i < NUM_STAGING; i++) {
         LG_TRY(cuda_check(ctx, "cuda", cudaMallocHost(&s->staging[i], STAGING_BYTES)));
-        LG_TRY(cuda_check(ctx, "cuda", cudaEventCreateWithFlags(&s->staging_done[i], cudaEventDisableTiming)));
+        LG_TRY(cuda_check(ctx, "cuda",
+                          cudaEventCreateWithFlags(&s->staging_done[i], cudaEventDisableTiming)));
     }
     LG_TRY(cuda_check(ctx, "cuda", cudaMallocHost(&s->landing, STAGING_BYTES)));
-    LG_TRY(cuda_check(ctx, "cuda", cudaHostAlloc((void **)&s->error, sizeof *s->error, cudaHostAllocMapped)));
+    LG_TRY(cuda_check(ctx, "cuda",
+                      cudaHostAlloc((void **)&s->error, sizeof *s->error, cudaHostAllocMapped)));
     memset(s->error, 0, sizeof *s->error);
-    LG_TRY(cuda_check(ctx, "cuda", cudaHostGetDevicePointer((void **)&s->error_on_device, s->error, 0)));
-    LG_TRY(cuda_check(ctx, "cuda", cudaHostAlloc((void **)&s->count, sizeof *s->count, cudaHostAllocMapped)));
-    LG_TRY(cuda_check(ctx, "cuda", cudaHostGetDevicePointer((void **)&s->count_on_device, s->count, 0)));
+    LG_TRY(cuda_check(ctx, "cuda",
+                      cudaHostGetDevicePointer((void **)&s->error_on_device, s->error, 0)));
+    LG_TRY(cuda_check(ctx, "cuda",
+                      cudaHostAlloc((void **)&s->count, sizeof *s->count, cudaHostAllocMapped)));
+    LG_TRY(cuda_check(ctx, "cuda",
+                      cudaHostGetDevicePointer((void **)&s->count_on_device, s->count, 0)));
     LG_TRY(cuda_check(ctx, "cuda", cudaEventCreateWithFlags(&s->counted, cudaEventDisableTiming)));
     LG_TRY(cuda_check(ctx, "cuda", cudaMallocAsync(&s->workspace, WORKSPACE_BYTES, s->stream)));
     if (cublasLtCreate(&s->cublas) != CUBLAS_STATUS_SUCCESS)
@@ -193,10 +202,9 @@ static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
     return LG_OK;
 }
 
-extern "C" __attribute__((visibility("default"))) lg_status lg_cuda_open(lg_context *ctx, int32_t device,
-                                                                         const struct lg_backend **backend,
-                                                                         const lg_device **device_functions,
-                                                                         void **state) {
+extern "C" __attribute__((visibility("default"))) lg_status
+lg_cuda_open(lg_context *ctx, int32_t device, const struct lg_backend **backend,
+             const lg_device **device_functions, void **state) {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaErrorInsufficientDriver) {
@@ -204,11 +212,12 @@ extern "C" __attribute__((visibility("default"))) lg_status lg_cuda_open(lg_cont
         cudaDriverGetVersion(&driver);
         cudaRuntimeGetVersion(&runtime);
         if (driver == 0) return lg_fail(ctx, LG_EDEVICE, "cuda: there is no NVIDIA driver");
-        return lg_fail(ctx, LG_EDEVICE, "cuda: the driver knows CUDA %d.%d, wanted %d.%d or newer", driver / 1000,
-                       driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return lg_fail(ctx, LG_EDEVICE, "cuda: the driver knows CUDA %d.%d, wanted %d.%d or newer",
+                       driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     }
     if (status != cudaSuccess && status != cudaErrorNoDevice)
-        return lg_fail(ctx, LG_EDEVICE, "cuda: %s (%s)", cudaGetErrorString(status), cudaGetErrorName(status));
+        return lg_fail(ctx, LG_EDEVICE, "cuda: %s (%s)", cudaGetErrorString(status),
+                       cudaGetErrorName(status));
     if (device < 0 || device >= count)
         return lg_fail(ctx, LG_EDEVICE, "cuda: device is %d, wanted one of %d", device, count);
     cuda_state *s = (cuda_state *)calloc(1, sizeof *s);

@@ -63,8 +63,8 @@ static const gemm_plan *plan_of(cuda_state *s, const gemm_problem *p, const void
     gemm_descriptors d;
     const int index = tuned_index(p);
     if (gemm_describe(p, bias, &d) != CUBLAS_STATUS_SUCCESS) return NULL;
-    const int found = gemm_algorithms(s->cublas, p, &d, WORKSPACE_BYTES,
-                                      index > 0 ? MOST_PROPOSALS : 1, results);
+    const int found =
+        gemm_algorithms(s->cublas, p, &d, WORKSPACE_BYTES, index > 0 ? MOST_PROPOSALS : 1, results);
     if (found == 0) return NULL;
     *plan = gemm_plan{*p, results[index < found ? index : 0].algo, true};
     return plan;
@@ -112,7 +112,7 @@ static lg_status fill_rows(lg_context *ctx, const char *op, const gemm_problem *
         using T = decltype(t);
         const dim3 grid(blocks_for(p->n, BIAS_THREADS, INT32_MAX), blocks_for(p->m, 1, 4096));
         gemm_bias_rows<T><<<grid, BIAS_THREADS, 0, cuda_stream(ctx)>>>((const T *)bias, (T *)c,
-                                                                      p->m, p->n, p->ldc);
+                                                                       p->m, p->n, p->ldc);
         return cuda_launched(ctx, op);
     });
 }

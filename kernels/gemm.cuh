@@ -15,7 +15,7 @@
 /* All that the choice of an algorithm depends on; compared by its bytes, so it has no padding. */
 typedef struct gemm_problem {
     int64_t m, n, k, lda, ldb, ldc;
-    int32_t in_dtype, out_dtype;       /* lg_dtype of A and B, and of C */
+    int32_t in_dtype, out_dtype; /* lg_dtype of A and B, and of C */
     int32_t a_trans, b_trans, has_bias, accumulate;
     int32_t a_align, b_align, c_align; /* bytes that the addresses are multiples of, at most 16 */
     int32_t pad;
@@ -63,8 +63,7 @@ static inline cublasStatus_t gemm_describe(const gemm_problem *p, const void *bi
     if (s == CUBLAS_STATUS_SUCCESS)
         s = p->a_trans ? cublasLtMatrixLayoutInit(&d->a, in, p->m, p->k, p->lda)
                        : cublasLtMatrixLayoutInit(&d->a, in, p->k, p->m, p->lda);
-    if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasLtMatrixLayoutInit(&d->c, out, p->n, p->m, p->ldc);
+    if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatrixLayoutInit(&d->c, out, p->n, p->m, p->ldc);
     return s;
 }
 

@@ -21,13 +21,14 @@ enum { NUM_STAGING = 4, STAGING_BYTES = 1 << 22, WORKSPACE_BYTES = 32 << 20 };
 typedef struct cuda_state {
     cudaStream_t stream;
     cublasLtHandle_t cublas;
-    void *workspace; /* cuBLASLt's, WORKSPACE_BYTES */
+    void *workspace;            /* cuBLASLt's, WORKSPACE_BYTES */
     void *staging[NUM_STAGING]; /* pinned, for uploads */
     cudaEvent_t staging_done[NUM_STAGING];
     int next_staging;
     void *landing; /* pinned, for downloads */
     device_error *error, *error_on_device;
-    int64_t *count, *count_on_device; /* mapped: a number that the host waits for, see cuda_wait_count */
+    int64_t *count,
+        *count_on_device; /* mapped: a number that the host waits for, see cuda_wait_count */
     cudaEvent_t counted;
     gemm_plan plans[NUM_PLANS];
     int num_sms, compute; /* compute capability, 90 for Hopper */

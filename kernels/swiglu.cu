@@ -102,10 +102,11 @@ extern "C" lg_status cuda_swiglu(lg_context *ctx, const lg_tensor *gate, const l
             constexpr int W = decltype(width)::value;
             return with_items<W>(y, g.dense && u.dense,
                                  [&](int64_t total, unsigned cols, unsigned blocks) {
-                swiglu_fwd<T, W><<<blocks, THREADS, 0, cuda_stream(ctx)>>>(
-                    (const T *)gate->data, g, (const T *)up->data, u, (T *)y->data, total, cols);
-                return cuda_launched(ctx, "swiglu");
-            });
+                                     swiglu_fwd<T, W><<<blocks, THREADS, 0, cuda_stream(ctx)>>>(
+                                         (const T *)gate->data, g, (const T *)up->data, u,
+                                         (T *)y->data, total, cols);
+                                     return cuda_launched(ctx, "swiglu");
+                                 });
         };
         if (rows_vectorise<T>(gate) && rows_vectorise<T>(up) && rows_vectorise<T>(y))
             return launch(width_of<16 / sizeof(T)>());
@@ -121,8 +122,7 @@ extern "C" lg_status cuda_swiglu_backward(lg_context *ctx, const lg_tensor *dy,
         using T = decltype(t);
         const swiglu_rows rows = {rows_of(gate), rows_of(up), rows_of(dgate ? dgate : gate),
                                   rows_of(dup ? dup : up)};
-        const bool dense =
-            rows.gate.dense && rows.up.dense && rows.dgate.dense && rows.dup.dense;
+        const bool dense = rows.gate.dense && rows.up.dense && rows.dgate.dense && rows.dup.dense;
         const auto launch = [&](auto width) {
             constexpr int W = decltype(width)::value;
             return with_items<W>(dy, dense, [&](int64_t total, unsigned cols, unsigned blocks) {
@@ -133,8 +133,8 @@ extern "C" lg_status cuda_swiglu_backward(lg_context *ctx, const lg_tensor *dy,
                 return cuda_launched(ctx, "swiglu_backward");
             });
         };
-        if (rows_vectorise<T>(dy) && rows_vectorise<T>(gate) && rows_vectorise<T>(up) && rows_vectorise<T>(dgate) &&
-            rows_vectorise<T>(dup))
+        if (rows_vectorise<T>(dy) && rows_vectorise<T>(gate) && rows_vectorise<T>(up) &&
+            rows_vectorise<T>(dgate) && rows_vectorise<T>(dup))
             return launch(width_of<16 / sizeof(T)>());
         return launch(width_of<1>());
     });

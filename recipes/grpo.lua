@@ -1,5 +1,6 @@
--- GRPO. Without arguments: a small model learns sums of two-digit numbers, first by SFT until it half-knows them, then by trial and
--- reward. With --model and --data: that checkpoint on those prompts.
+-- GRPO. Without arguments: a small model learns sums of two-digit numbers, first by SFT until it
+-- half-knows them, then by trial and reward. With --model and --data: that checkpoint on those
+-- prompts.
 local liger = require("liger")
 local fn, grpo = liger.fn, liger.grpo
 
@@ -32,18 +33,16 @@ local config = liger.config({
   importance_sampling_level = "token", -- token, or sequence (GSPO)
   scale_rewards = "group", -- group, batch or none
   mask_truncated_completions = false,
-  sft_learning_rate = 1e-3, -- warm-up of the small model: 128 problems a step, until sampled answers reach sft_until
-  sft_until = 0.3,
+  sft_learning_rate = 1e-3, -- of the small model's warm-up, 128 problems a step
+  sft_until = 0.3, -- share of right sampled answers that ends the warm-up
   save = "", -- folder for the trained model
 }, {
   loss_type = { "grpo", "bnpo", "dapo", "dr_grpo" },
   lr_schedule = { "constant", "linear", "cosine", "wsd" },
-  scale_rewards = { "group", "batch", "none" },
-  importance_sampling_level = { "token", "sequence" },
+  scale_rewards = { "group", "batch", "none" }, importance_sampling_level = { "token", "sequence" },
   holdout = { above = 0, max = 0.9 },
   max_steps = { min = 0, whole = true },
-  prompts_per_step = { min = 1, whole = true },
-  num_generations = { min = 2, whole = true },
+  prompts_per_step = { min = 1, whole = true }, num_generations = { min = 2, whole = true },
   num_iterations = { min = 1, whole = true },
   temperature = { above = 0 },
 })
@@ -67,10 +66,12 @@ local function evaluate()
   return ("%.2f sampled, %.2f greedy"):format(sampled, greedy)
 end
 
--- Warm-up: cross entropy on answers, until sampled answers to training problems are right often enough for rewards to differ.
+-- Warm-up: cross entropy on answers, until sampled answers to training problems are right often
+-- enough for rewards to differ.
 if task.built_in then
   local optimizer = liger.optim.adamw(model:parameters(), { lr = config.sft_learning_rate })
-  local rows, tests = liger.sampler.new(task.train, config.seed), liger.sampler.new(task.train, config.seed + 1)
+  local rows = liger.sampler.new(task.train, config.seed)
+  local tests = liger.sampler.new(task.train, config.seed + 1)
   for step in run:steps(1000, { label = "warm-up" }) do
     local batch = liger.pack.completions(rows:next(128))
     local loss = model:cross_entropy(batch, 1 / batch.num_completion)
@@ -97,7 +98,9 @@ local rate = liger.optim.schedule(config.lr_schedule, {
   lr = base_lr, steps = config.max_steps, warmup = config.warmup_steps, decay_type = "linear",
   decay_steps = math.floor(0.3 * config.max_steps),
 })
-local options = grpo.options(liger.merge(liger.pick(config, grpo.defaults), { max_completion_length = max_new }))
+local options = grpo.options(liger.merge(liger.pick(config, grpo.defaults), {
+  max_completion_length = max_new,
+}))
 local prompts = liger.sampler.new(task.train, config.seed + 2)
 
 for step in run:steps(config.max_steps, { label = "grpo" }) do
@@ -131,7 +134,8 @@ for step in run:steps(config.max_steps, { label = "grpo" }) do
   end
   metrics = liger.merge(metrics, batch:metrics(), grpo.metrics(sums_of, options))
   run:log(liger.merge(metrics, {
-    loss = loss_sum, reward = mean, grad_norm = grad_norm, learning_rate = rate(step - 1), tokens = batch.num_tokens,
+    loss = loss_sum, reward = mean, grad_norm = grad_norm, learning_rate = rate(step - 1),
+    tokens = batch.num_tokens,
     skipped = batch.num_skipped, epoch = prompts:epochs(),
   }))
   local sample = batch.samples[1]

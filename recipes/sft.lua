@@ -1,5 +1,6 @@
--- Supervised fine-tuning. Without arguments: a small model learns sums of two-digit numbers. With --model and --data: that checkpoint
--- on that file: `text`, `messages`, or `prompt` and `completion` (then only the completion is learnt).
+-- Supervised fine-tuning. Without arguments: a small model learns sums of two-digit numbers. With
+-- --model and --data: that checkpoint on that file: `text`, `messages`, or `prompt` and
+-- `completion` (then only the completion is learnt).
 local liger = require("liger")
 local sft = liger.sft
 
@@ -16,7 +17,7 @@ local config = liger.config({
   warmup_steps = 20,
   weight_decay = 0,
   max_grad_norm = 1,
-  gradient_checkpointing = false, -- recompute the layers in the backward: less memory, a third more time
+  gradient_checkpointing = false, -- recompute layers in the backward: less memory, more time
   save = "", -- folder for the trained model
 }, {
   lr_schedule = { "constant", "linear", "cosine", "wsd" },
@@ -39,7 +40,8 @@ local rate = liger.optim.schedule(config.lr_schedule, {
   decay_steps = math.floor(0.3 * config.max_steps),
 })
 
--- Sums over the targets of the samples: loss, entropy, correct, tokens. `scale` is the weight of a token; nil: no gradients.
+-- Sums over the targets of the samples: loss, entropy, correct, tokens. `scale` is the weight of a
+-- token; nil: no gradients.
 local function pass(samples, scale)
   local total = { loss = 0, entropy = 0, correct = 0, tokens = 0 }
   for _, part in ipairs(liger.pack.split(samples, config.micro_tokens)) do
@@ -75,8 +77,9 @@ for step in run:steps(config.max_steps, { label = "sft" }) do
   local grad_norm = optimizer:step(rate(step - 1))
   seen = seen + targets
   run:log({
-    loss = total.loss / targets, entropy = total.entropy / targets, mean_token_accuracy = total.correct / targets,
-    grad_norm = grad_norm, learning_rate = rate(step - 1), num_tokens = seen, tokens = targets, epoch = samples:epochs(),
+    loss = total.loss / targets, entropy = total.entropy / targets,
+    mean_token_accuracy = total.correct / targets, grad_norm = grad_norm,
+    learning_rate = rate(step - 1), num_tokens = seen, tokens = targets, epoch = samples:epochs(),
   })
 end
 

@@ -726,8 +726,8 @@ describe("linear_cross_entropy's gradient", function()
   end)
 
   it("refuses a computed weight or bias", function()
-    local message = "linear_cross_entropy: weight and bias must be leaves; "
-      .. "use linear_logprob for a computed weight"
+    local message = "linear_cross_entropy: weight or bias is computed, wanted a leaf; "
+      .. "use linear_logprob"
     raises(function() fn.linear_cross_entropy(leaf(eye), leaf(eye) * 1, helper.ids(0, 1)) end,
       message)
     raises(function()

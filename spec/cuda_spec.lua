@@ -1,5 +1,6 @@
--- The CUDA backend against the CPU: every operator on every size of its case, forward and backward, in f32 and bf16, twice the same bits,
--- with strided rows, and what it refuses. Runs where a CUDA device is: elsewhere one line says so.
+-- The CUDA backend against the CPU: every operator on every size of its case, forward and backward,
+-- in f32 and bf16, twice the same bits, with strided rows, and what it refuses. Runs where a CUDA
+-- device is: elsewhere one line says so.
 local ffi = require("ffi")
 local cases = require("spec.case")
 local helper = require("spec.helper")
@@ -33,8 +34,9 @@ local function check(status)
   end
 end
 
--- Bounds on the largest difference over the largest magnitude, against double on the same inputs. f32: the same formulas in another
--- order. bf16: one rounding of the result is 2^-9 = 2e-3 of it, a sum of rounded terms a few times that.
+-- Bounds on the largest difference over the largest magnitude, against double on the same inputs.
+-- f32: the same formulas in another order. bf16: one rounding of the result is 2^-9 = 2e-3 of it, a
+-- sum of rounded terms a few times that.
 local VALUE = { f32 = 1e-5, bf16 = 1e-2 }
 local GRADIENT = { f32 = 1e-4, bf16 = 2e-2 }
 
@@ -85,7 +87,8 @@ function Copy:to_host()
   return y
 end
 
--- Calls an op on the device with parameters by name (CPU tensors); gives its written tensors back on the CPU.
+-- Calls an op on the device with parameters by name (CPU tensors); gives its written tensors back on
+-- the CPU.
 local function call(op, values, pad)
   local args, copies = {}, {}
   for i, p in ipairs(op.params) do
@@ -153,7 +156,8 @@ local function backward_values(op, want, up, dtype, start)
       values[p.name] = up[base]
     elseif base and op.tensor[base] and want[base] and back.tensor[p.name].role == "output" then
       local t = back.tensor[p.name]
-      values[p.name] = Tensor.empty(want[base].shape, cases.dtype_of(t, dtype)):fill_(t.accumulate and start or 0 / 0)
+      values[p.name] = Tensor.empty(want[base].shape, cases.dtype_of(t, dtype))
+        :fill_(t.accumulate and start or 0 / 0)
     elseif not (base and op.tensor[base]) then
       local x = want[p.name]
       values[p.name] = p.tensor and p.tensor.role ~= "input" and x and helper.to(x, x.dtype) or x
@@ -216,7 +220,8 @@ describe("the CUDA backend", function()
   it("reports an id that is out of range at the next wait", function()
     local op = ops.schema.embedding
     local values = poisoned(op, {
-      w = Tensor.from_table({ { 1, 2 }, { 3, 4 } }), ids = Tensor.from_table({ 0, 5 }, "i32"),
+      w = Tensor.from_table({ { 1, 2 }, { 3, 4 } }),
+      ids = Tensor.from_table({ 0, 5 }, "i32"),
     }, "f32")
     helper.raises(function()
       call(op, values)

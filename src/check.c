@@ -33,14 +33,16 @@ static int64_t wanted_size(const lg_dim *d, const binding *b, const int64_t *att
 }
 
 /* The wanted shape, with sizes where they are bound and letters where they are not. */
-static void write_wanted(char *text, size_t room, const lg_arg *arg, const binding *b, const int64_t *attrs) {
+static void write_wanted(char *text, size_t room, const lg_arg *arg, const binding *b,
+                         const int64_t *attrs) {
     size_t at = (size_t)snprintf(text, room, "[");
     for (int i = 0; i < arg->ndim && at < room; i++) {
         const lg_dim *d = &arg->dims[i];
         const char *comma = i ? "," : "";
         if (d->kind == LG_DIM_ANY && b->lead_ndim >= 0) {
             for (int j = 0; j < b->lead_ndim && at < room; j++)
-                at += (size_t)snprintf(text + at, room - at, j ? ",%lld" : "%lld", (long long)b->lead[j]);
+                at += (size_t)snprintf(text + at, room - at, j ? ",%lld" : "%lld",
+                                       (long long)b->lead[j]);
             continue;
         }
         int64_t size = d->kind == LG_DIM_ANY ? -1 : wanted_size(d, b, attrs);
@@ -56,17 +58,19 @@ static void write_wanted(char *text, size_t room, const lg_arg *arg, const bindi
     if (at < room) snprintf(text + at, room - at, "]");
 }
 
-static lg_status refuse_shape(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t,
-                              const binding *b, const int64_t *attrs, const char *because) {
+static lg_status refuse_shape(lg_context *ctx, const char *op, const lg_arg *arg,
+                              const lg_tensor *t, const binding *b, const int64_t *attrs,
+                              const char *because) {
     char got[128], wanted[128];
     write_shape(got, sizeof got, t);
     write_wanted(wanted, sizeof wanted, arg, b, attrs);
     return lg_fail(ctx, LG_EINVAL, "%s: %s is %s, wanted %s%s%s%s", op, arg->name, got, wanted,
-                   because ? " (the size is set by " : "", because ? because : "", because ? ")" : "");
+                   because ? " (the size is set by " : "", because ? because : "",
+                   because ? ")" : "");
 }
 
-static lg_status check_shape(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t, binding *b,
-                             const int64_t *attrs) {
+static lg_status check_shape(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t,
+                             binding *b, const int64_t *attrs) {
     int any = 0;
     for (int i = 0; i < arg->ndim; i++) any += arg->dims[i].kind == LG_DIM_ANY;
     int lead = t->ndim - (arg->ndim - any);
@@ -78,7 +82,8 @@ static lg_status check_shape(lg_context *ctx, const char *op, const lg_arg *arg,
                 b->lead_ndim = lead;
                 b->lead_by = arg->name;
                 memcpy(b->lead, t->shape, sizeof b->lead);
-            } else if (b->lead_ndim != lead || memcmp(b->lead, t->shape, (size_t)lead * sizeof *b->lead)) {
+            } else if (b->lead_ndim != lead ||
+                       memcmp(b->lead, t->shape, (size_t)lead * sizeof *b->lead)) {
                 return refuse_shape(ctx, op, arg, t, b, attrs, b->lead_by);
             }
             at += lead;
@@ -102,11 +107,13 @@ static bool is_computed(int dtype) {
     return dtype == LG_F32 || dtype == LG_BF16 || dtype == LG_F64;
 }
 
-static lg_status check_dtype(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t, binding *b) {
+static lg_status check_dtype(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t,
+                             binding *b) {
     static const int fixed[] = {-1, -1, -1, LG_F32, LG_F64, LG_I32, LG_I64, LG_U8};
     int wanted = fixed[arg->dtype];
     if (t->dtype < 0 || t->dtype >= LG_NUM_DTYPES)
-        return lg_fail(ctx, LG_EINVAL, "%s: %s has dtype %d, which is none", op, arg->name, t->dtype);
+        return lg_fail(ctx, LG_EINVAL, "%s: %s has dtype %d, which is none", op, arg->name,
+                       t->dtype);
     if (arg->dtype == LG_DTYPE_ANY) return LG_OK;
     if (arg->dtype == LG_DTYPE_SHARED) {
         if (!is_computed(t->dtype))
@@ -120,30 +127,35 @@ static lg_status check_dtype(lg_context *ctx, const char *op, const lg_arg *arg,
     }
     if (arg->dtype == LG_DTYPE_ACC) wanted = b->shared == LG_F64 ? LG_F64 : LG_F32;
     if (t->dtype != wanted)
-        return lg_fail(ctx, LG_EINVAL, "%s: %s is %s, wanted %s%s%s%s", op, arg->name, lg_dtype_name(t->dtype),
-                       lg_dtype_name(wanted), arg->dtype == LG_DTYPE_SHARED ? " as " : "",
+        return lg_fail(ctx, LG_EINVAL, "%s: %s is %s, wanted %s%s%s%s", op, arg->name,
+                       lg_dtype_name(t->dtype), lg_dtype_name(wanted),
+                       arg->dtype == LG_DTYPE_SHARED ? " as " : "",
                        arg->dtype == LG_DTYPE_SHARED ? b->shared_by : "", "");
     return LG_OK;
 }
 
-static lg_status check_layout(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t) {
+static lg_status check_layout(lg_context *ctx, const char *op, const lg_arg *arg,
+                              const lg_tensor *t) {
     int64_t dense = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
         if (t->shape[i] > 1 && t->stride[i] != dense && (i == t->ndim - 1 || !arg->strided))
-            return lg_fail(ctx, LG_EINVAL, "%s: %s has stride %lld in dimension %d, wanted %lld: make it contiguous",
-                           op, arg->name, (long long)t->stride[i], i + 1, (long long)dense);
+            return lg_fail(
+                ctx, LG_EINVAL,
+                "%s: %s has stride %lld in dimension %d, wanted %lld: make it contiguous", op,
+                arg->name, (long long)t->stride[i], i + 1, (long long)dense);
         dense *= t->shape[i];
     }
     if (dense > 0 && !t->data) return lg_fail(ctx, LG_EINVAL, "%s: %s has no data", op, arg->name);
     return LG_OK;
 }
 
-lg_status lg_check(lg_context *ctx, const char *op, const lg_arg *args, int n, const lg_tensor *const *tensors,
-                   const int64_t *attrs) {
+lg_status lg_check(lg_context *ctx, const char *op, const lg_arg *args, int n,
+                   const lg_tensor *const *tensors, const int64_t *attrs) {
     binding b = {.lead_ndim = -1, .shared = -1};
     /* Shared dtypes first: an :acc tensor may stand before the tensor that decides. */
     for (int i = 0; i < n; i++)
-        if (tensors[i] && args[i].dtype == LG_DTYPE_SHARED) LG_TRY(check_dtype(ctx, op, &args[i], tensors[i], &b));
+        if (tensors[i] && args[i].dtype == LG_DTYPE_SHARED)
+            LG_TRY(check_dtype(ctx, op, &args[i], tensors[i], &b));
     for (int i = 0; i < n; i++) {
         const lg_tensor *t = tensors[i];
         if (!t && args[i].optional) continue;
@@ -156,5 +168,6 @@ lg_status lg_check(lg_context *ctx, const char *op, const lg_arg *args, int n, c
 }
 
 lg_status lg_check_missing(lg_context *ctx, const char *op) {
-    return lg_fail(ctx, LG_EUNSUPPORTED, "%s: no %s implementation", op, lg_context_backend(ctx)->name);
+    return lg_fail(ctx, LG_EUNSUPPORTED, "%s: no %s implementation", op,
+                   lg_context_backend(ctx)->name);
 }

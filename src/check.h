@@ -33,8 +33,8 @@ typedef struct lg_arg {
 } lg_arg;
 
 /* Checks `n` tensors against a shape line; the failure's text names op, tensor, what is there and what is wanted. */
-lg_status lg_check(lg_context *ctx, const char *op, const lg_arg *args, int n, const lg_tensor *const *tensors,
-                   const int64_t *attrs);
+lg_status lg_check(lg_context *ctx, const char *op, const lg_arg *args, int n,
+                   const lg_tensor *const *tensors, const int64_t *attrs);
 lg_status lg_check_missing(lg_context *ctx, const char *op);
 
 #endif

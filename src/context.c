@@ -19,10 +19,12 @@ static lg_status open_cuda(lg_context *ctx, int32_t device) {
     if (dladdr((void *)lg_context_open, &info) && info.dli_fname) {
         const char *slash = strrchr(info.dli_fname, '/');
         if (slash)
-            snprintf(path, sizeof path, "%.*s/libliger_cuda.so", (int)(slash - info.dli_fname), info.dli_fname);
+            snprintf(path, sizeof path, "%.*s/libliger_cuda.so", (int)(slash - info.dli_fname),
+                     info.dli_fname);
     }
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) return lg_fail(ctx, LG_EDEVICE, "cuda: cannot open the CUDA backend: %s", dlerror());
+    if (!library)
+        return lg_fail(ctx, LG_EDEVICE, "cuda: cannot open the CUDA backend: %s", dlerror());
     lg_open_device *open = (lg_open_device *)dlsym(library, "lg_cuda_open");
     if (!open) return lg_fail(ctx, LG_EDEVICE, "cuda: %s has no lg_cuda_open", path);
     return open(ctx, device, &ctx->backend, &ctx->device, &ctx->state);
@@ -51,17 +53,11 @@ void lg_context_close(lg_context *ctx) {
     free(ctx);
 }
 
-int32_t lg_context_device(const lg_context *ctx) {
-    return ctx->device_id;
-}
+int32_t lg_context_device(const lg_context *ctx) { return ctx->device_id; }
 
-const char *lg_context_describe(lg_context *ctx) {
-    return ctx->device->describe(ctx);
-}
+const char *lg_context_describe(lg_context *ctx) { return ctx->device->describe(ctx); }
 
-const char *lg_error(const lg_context *ctx) {
-    return ctx->error;
-}
+const char *lg_error(const lg_context *ctx) { return ctx->error; }
 
 lg_status lg_fail(lg_context *ctx, lg_status status, const char *format, ...) {
     va_list args;
@@ -73,7 +69,8 @@ lg_status lg_fail(lg_context *ctx, lg_status status, const char *format, ...) {
 
 lg_status lg_context_set_threads(lg_context *ctx, int64_t threads) {
     if (threads < 0 || threads > 4096)
-        return lg_fail(ctx, LG_EINVAL, "threads: number is %lld, wanted 0 (all cores) to 4096", (long long)threads);
+        return lg_fail(ctx, LG_EINVAL, "threads: number is %lld, wanted 0 (all cores) to 4096",
+                       (long long)threads);
 #ifdef _OPENMP
     if (threads == 0) threads = omp_get_num_procs();
 #else
@@ -83,23 +80,15 @@ lg_status lg_context_set_threads(lg_context *ctx, int64_t threads) {
     return LG_OK;
 }
 
-int64_t lg_context_threads(const lg_context *ctx) {
-    return ctx->threads;
-}
+int64_t lg_context_threads(const lg_context *ctx) { return ctx->threads; }
 
-lg_stats *lg_context_stats(lg_context *ctx) {
-    return &ctx->stats;
-}
+lg_stats *lg_context_stats(lg_context *ctx) { return &ctx->stats; }
 
 lg_status lg_sync(lg_context *ctx) {
     ctx->stats.syncs++;
     return ctx->device->sync(ctx);
 }
 
-const struct lg_backend *lg_context_backend(lg_context *ctx) {
-    return ctx->backend;
-}
+const struct lg_backend *lg_context_backend(lg_context *ctx) { return ctx->backend; }
 
-void *lg_context_state(lg_context *ctx) {
-    return ctx->state;
-}
+void *lg_context_state(lg_context *ctx) { return ctx->state; }

@@ -13,13 +13,14 @@ extern "C" {
 #endif
 
 /* Fails with a text `thing: what is GOT, wanted WANT`; returns its status, so that `return lg_fail(...)` reads well. */
-lg_status lg_fail(lg_context *ctx, lg_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+lg_status lg_fail(lg_context *ctx, lg_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Passes a failure up. */
-#define LG_TRY(expr)                                                                                                   \
-    do {                                                                                                               \
-        lg_status status_ = (expr);                                                                                    \
-        if (status_ != LG_OK) return status_;                                                                          \
+#define LG_TRY(expr)                          \
+    do {                                      \
+        lg_status status_ = (expr);           \
+        if (status_ != LG_OK) return status_; \
     } while (0)
 
 /* Working memory of the op that runs, on the device and aligned like a block, gone when it returns. */

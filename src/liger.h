@@ -26,7 +26,16 @@ typedef enum lg_status {
     LG_EDEVICE,      /* the device failed; later calls fail the same way */
 } lg_status;
 
-typedef enum lg_dtype { LG_F32 = 0, LG_BF16, LG_F16, LG_F64, LG_I32, LG_I64, LG_U8, LG_NUM_DTYPES } lg_dtype;
+typedef enum lg_dtype {
+    LG_F32 = 0,
+    LG_BF16,
+    LG_F16,
+    LG_F64,
+    LG_I32,
+    LG_I64,
+    LG_U8,
+    LG_NUM_DTYPES
+} lg_dtype;
 
 enum { LG_MAX_DIMS = 4, LG_CPU = -1 };
 
@@ -49,8 +58,8 @@ typedef struct lg_stats {
     double peak_bytes;     /* the largest live_bytes since the last lg_stats_reset_peak */
     double reserved_bytes; /* live and parked */
     double scratch_bytes;  /* the ops' own working memory */
-    double gemm_rows;      /* rows that went through the matrix products of linear and linear_logprob */
-    double syncs;          /* times that the host waited for the device */
+    double gemm_rows; /* rows that went through the matrix products of linear and linear_logprob */
+    double syncs;     /* times that the host waited for the device */
 } lg_stats;
 
 /* ---- context ---- */
@@ -147,18 +156,21 @@ typedef struct lg_tokenizer lg_tokenizer;
 
 /* A description in JSON (the shape of Hugging Face's tokenizer.json); see tokenizer.c for what is read. A tokenizer is
  * used by one thread at a time. */
-lg_status lg_tokenizer_open(lg_context *ctx, const char *json, int64_t bytes, lg_tokenizer **tokenizer);
+lg_status lg_tokenizer_open(lg_context *ctx, const char *json, int64_t bytes,
+                            lg_tokenizer **tokenizer);
 void lg_tokenizer_close(lg_tokenizer *tokenizer);
 /* Encodes UTF-8 text. Special and added tokens in the text become their ids; `special` adds the description's own ids
  * around the text (its post-processor: BOS, EOS). Bytes that are no UTF-8 are encoded as they are where the vocabulary has
  * bytes, and as unknown elsewhere. Writes at most `capacity` ids and puts the number needed into *n; call again with more
  * room when *n > capacity. */
-lg_status lg_tokenizer_encode(lg_context *ctx, lg_tokenizer *tokenizer, const char *text, int64_t bytes, bool special,
-                              int32_t *ids, int64_t capacity, int64_t *n);
+lg_status lg_tokenizer_encode(lg_context *ctx, lg_tokenizer *tokenizer, const char *text,
+                              int64_t bytes, bool special, int32_t *ids, int64_t capacity,
+                              int64_t *n);
 /* Decodes ids to bytes (UTF-8 with U+FFFD where bytes are no valid text); the same two-call protocol. An id without a
  * token (models pad their vocabulary) decodes to nothing; a negative one is LG_EINVAL. */
-lg_status lg_tokenizer_decode(lg_context *ctx, lg_tokenizer *tokenizer, const int32_t *ids, int64_t n,
-                              bool skip_special, char *text, int64_t capacity, int64_t *bytes);
+lg_status lg_tokenizer_decode(lg_context *ctx, lg_tokenizer *tokenizer, const int32_t *ids,
+                              int64_t n, bool skip_special, char *text, int64_t capacity,
+                              int64_t *bytes);
 /* The largest id plus one. */
 int64_t lg_tokenizer_vocab(const lg_tokenizer *tokenizer);
 /* The id of a token's exact text, or -1. */

@@ -10,7 +10,8 @@ enum { ALIGN = 256, FIRST_SCRATCH_BYTES = 1 << 21 };
 /* ---- the CPU as a device ---- */
 
 static const char *cpu_describe(lg_context *ctx) {
-    snprintf(ctx->description, sizeof ctx->description, "%lld CPU threads", (long long)ctx->threads);
+    snprintf(ctx->description, sizeof ctx->description, "%lld CPU threads",
+             (long long)ctx->threads);
     return ctx->description;
 }
 
@@ -51,9 +52,7 @@ static lg_status cpu_sync(lg_context *ctx) {
     return LG_OK;
 }
 
-static void cpu_close(lg_context *ctx) {
-    (void)ctx;
-}
+static void cpu_close(lg_context *ctx) { (void)ctx; }
 
 const lg_device lg_cpu_device = {
     .describe = cpu_describe,
@@ -106,9 +105,7 @@ void lg_unpark(lg_block *block) {
     count_live(&block->ctx->stats, (double)block->bytes);
 }
 
-void lg_stats_reset_peak(lg_context *ctx) {
-    ctx->stats.peak_bytes = ctx->stats.live_bytes;
-}
+void lg_stats_reset_peak(lg_context *ctx) { ctx->stats.peak_bytes = ctx->stats.live_bytes; }
 
 static int64_t dense_bytes(const lg_tensor *t) {
     int64_t n = lg_dtype_bytes(t->dtype);
@@ -131,7 +128,8 @@ int64_t lg_dtype_bytes(int32_t dtype) {
 }
 
 const char *lg_dtype_name(int32_t dtype) {
-    static const char *const name[LG_NUM_DTYPES] = {"f32", "bf16", "f16", "f64", "i32", "i64", "u8"};
+    static const char *const name[LG_NUM_DTYPES] = {"f32", "bf16", "f16", "f64",
+                                                    "i32", "i64",  "u8"};
     return dtype >= 0 && dtype < LG_NUM_DTYPES ? name[dtype] : "no dtype";
 }
 

@@ -144,13 +144,19 @@ for _, op in ipairs(ops) do
 end
 dispatch[#dispatch + 1] = "};\n"
 dispatch[#dispatch + 1] = "const lg_backend *lg_cpu_backend(void) {\n    return &cpu_backend;\n}\n"
-dispatch[#dispatch + 1] = ("uint64_t lg_abi_hash(void) {\n    return 0x%sull;\n}\n"):format(abi_hash)
+dispatch[#dispatch + 1] = (
+  "uint64_t lg_abi_hash(void) {\n    return 0x%sull;\n}\n"
+):format(abi_hash)
 write(out .. "/dispatch.c", table.concat(dispatch, "\n"))
 
 -- An operator that has no kernel yet is a weak symbol, and so NULL in the table.
-local cuda = { "/* Made by opgen.lua from ops.h: the CUDA backend's table. */", '#include "backend.h"\n' }
+local cuda = {
+  "/* Made by opgen.lua from ops.h: the CUDA backend's table. */", '#include "backend.h"\n',
+}
 for _, op in ipairs(ops) do
-  cuda[#cuda + 1] = ("__attribute__((weak)) lg_status cuda_%s(%s);"):format(op.name, params(op, true))
+  cuda[#cuda + 1] = ("__attribute__((weak)) lg_status cuda_%s(%s);"):format(
+    op.name, params(op, true)
+  )
 end
 cuda[#cuda + 1] = "\nextern const lg_backend lg_cuda_table;"
 cuda[#cuda + 1] = "const lg_backend lg_cuda_table = {\n    .name = \"cuda\","
@@ -162,7 +168,10 @@ write(out .. "/cuda_table.c", table.concat(cuda, "\n"))
 
 write(
   out .. "/abi.lua",
-  ("-- Made by opgen.lua from liger.h and ops.h.\nreturn {\n  hash = 0x%sULL,\n  cdef = [==[\n%s]==],\n  ops = [==[\n%s]==],\n}\n"):format(
+  (
+    "-- Made by opgen.lua from liger.h and ops.h.\nreturn {\n  hash = 0x%sULL,\n"
+      .. "  cdef = [==[\n%s]==],\n  ops = [==[\n%s]==],\n}\n"
+  ):format(
     abi_hash,
     cdef,
     ops_h
@@ -172,12 +181,16 @@ write(
 local function shape_text(t)
   local list = {}
   for _, d in ipairs(t.dims) do
-    list[#list + 1] = d.any and "*" or d.attr or d.number or (d.letter .. (d.plus > 0 and "+" .. d.plus or ""))
+    list[#list + 1] = d.any and "*" or d.attr or d.number or (
+      d.letter .. (d.plus > 0 and "+" .. d.plus or "")
+    )
   end
   return "[" .. table.concat(list, ",") .. "]"
 end
 
-local meta = { "---@meta\n-- Made by opgen.lua from ops.h: editor stubs of liger.ops.\n", "local ops = {}\n" }
+local meta = {
+  "---@meta\n-- Made by opgen.lua from ops.h: editor stubs of liger.ops.\n", "local ops = {}\n",
+}
 local reference = { "# Operators\n\nMade from `src/ops.h` by `src/opgen.lua`.\n" }
 for _, op in ipairs(ops) do
   if not op.backward_of then
@@ -198,7 +211,9 @@ for _, op in ipairs(ops) do
         )
       elseif not t then
         args[#args + 1] = p.name
-        lua[#lua + 1] = ("---@param %s %s"):format(p.name, p.ctype:match("bool") and "boolean" or "number")
+        lua[#lua + 1] = ("---@param %s %s"):format(
+          p.name, p.ctype:match("bool") and "boolean" or "number"
+        )
       end
     end
     for _, t in ipairs(op.tensors) do

@@ -46,7 +46,8 @@ lg_status lg_random_uniform(lg_context *ctx, int64_t seed, int64_t stream, lg_te
 
 /* y[2j], y[2j+1] = mean + std * the Box-Muller pair of uniforms 2j and 2j+1 of the stream (seed, stream), in double.
  *: -> y[*] */
-lg_status lg_random_normal(lg_context *ctx, int64_t seed, int64_t stream, double mean, double std, lg_tensor *y);
+lg_status lg_random_normal(lg_context *ctx, int64_t seed, int64_t stream, double mean, double std,
+                           lg_tensor *y);
 
 /* ---- element-wise ---- */
 
@@ -72,29 +73,29 @@ lg_status lg_sub_backward(lg_context *ctx, const lg_tensor *dy, lg_tensor *da, l
  *: a[*] b[*] -> y[*] */
 lg_status lg_mul(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_tensor *y);
 /*: dy[*] a[*] b[*] -> da[*] db[*] */
-lg_status lg_mul_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a, const lg_tensor *b, lg_tensor *da,
-                          lg_tensor *db);
+lg_status lg_mul_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a,
+                          const lg_tensor *b, lg_tensor *da, lg_tensor *db);
 
 /* y = a / b.
  *: a[*] b[*] -> y[*] */
 lg_status lg_div(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_tensor *y);
 /*: dy[*] a[*] b[*] -> da[*] db[*] */
-lg_status lg_div_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a, const lg_tensor *b, lg_tensor *da,
-                          lg_tensor *db);
+lg_status lg_div_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a,
+                          const lg_tensor *b, lg_tensor *da, lg_tensor *db);
 
 /* y = min(a, b); equal values share the gradient by halves. NaN in either gives NaN.
  *: a[*] b[*] -> y[*] */
 lg_status lg_minimum(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_tensor *y);
 /*: dy[*] a[*] b[*] -> da[*] db[*] */
-lg_status lg_minimum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a, const lg_tensor *b, lg_tensor *da,
-                              lg_tensor *db);
+lg_status lg_minimum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a,
+                              const lg_tensor *b, lg_tensor *da, lg_tensor *db);
 
 /* y = max(a, b); equal values share the gradient by halves. NaN in either gives NaN.
  *: a[*] b[*] -> y[*] */
 lg_status lg_maximum(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_tensor *y);
 /*: dy[*] a[*] b[*] -> da[*] db[*] */
-lg_status lg_maximum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a, const lg_tensor *b, lg_tensor *da,
-                              lg_tensor *db);
+lg_status lg_maximum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *a,
+                              const lg_tensor *b, lg_tensor *da, lg_tensor *db);
 
 /* y = e^x.
  *: x[*] -> y[*] */
@@ -118,26 +119,29 @@ lg_status lg_abs_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor 
  *: x[*] -> y[*] */
 lg_status lg_power(lg_context *ctx, const lg_tensor *x, double p, lg_tensor *y);
 /*: dy[*] x[*] -> dx[*] */
-lg_status lg_power_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, double p, lg_tensor *dx);
+lg_status lg_power_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, double p,
+                            lg_tensor *dx);
 
 /* y = 1 / (1 + e^-x).
  *: x[*] -> y[*] */
 lg_status lg_sigmoid(lg_context *ctx, const lg_tensor *x, lg_tensor *y);
 /*: dy[*] y[*] -> dx[*] */
-lg_status lg_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y, lg_tensor *dx);
+lg_status lg_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y,
+                              lg_tensor *dx);
 
 /* y = ln(1 / (1 + e^-x)), without overflow at either end.
  *: x[*] -> y[*] */
 lg_status lg_log_sigmoid(lg_context *ctx, const lg_tensor *x, lg_tensor *y);
 /*: dy[*] x[*] -> dx[*] */
-lg_status lg_log_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, lg_tensor *dx);
+lg_status lg_log_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                                  lg_tensor *dx);
 
 /* y = min(max(x, low), high); the bounds themselves pass the gradient. NaN stays NaN.
  *: x[*] -> y[*] */
 lg_status lg_clamp(lg_context *ctx, const lg_tensor *x, double low, double high, lg_tensor *y);
 /*: dy[*] x[*] -> dx[*] */
-lg_status lg_clamp_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, double low, double high,
-                            lg_tensor *dx);
+lg_status lg_clamp_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, double low,
+                            double high, lg_tensor *dx);
 
 /* y = 1 where a < b, else 0. No gradient.
  *: a[*] b[*] -> y[*] */
@@ -151,9 +155,11 @@ lg_status lg_equal(lg_context *ctx, const lg_tensor *a, const lg_tensor *b, lg_t
 
 /* y = a where mask is not 0, else b. The other branch is not read: a NaN in it stays out, of the gradient too.
  *: mask[*] a[*] b[*] -> y[*] */
-lg_status lg_where(lg_context *ctx, const lg_tensor *mask, const lg_tensor *a, const lg_tensor *b, lg_tensor *y);
+lg_status lg_where(lg_context *ctx, const lg_tensor *mask, const lg_tensor *a, const lg_tensor *b,
+                   lg_tensor *y);
 /*: dy[*] mask[*] -> da[*] db[*] */
-lg_status lg_where_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *mask, lg_tensor *da, lg_tensor *db);
+lg_status lg_where_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *mask,
+                            lg_tensor *da, lg_tensor *db);
 
 /* ---- reductions and indices ---- */
 
@@ -169,16 +175,19 @@ lg_status lg_sum_squares(lg_context *ctx, const lg_tensor *x, lg_tensor *y);
 
 /* y[s] = sum of x over [cu_seqlens[s], cu_seqlens[s+1]), in double; 0 for an empty sequence.
  *: x[N] cu_seqlens[S+1]:i32 -> y[S] */
-lg_status lg_segment_sum(lg_context *ctx, const lg_tensor *x, const lg_tensor *cu_seqlens, lg_tensor *y);
+lg_status lg_segment_sum(lg_context *ctx, const lg_tensor *x, const lg_tensor *cu_seqlens,
+                         lg_tensor *y);
 /*: dy[S] cu_seqlens[S+1]:i32 -> dx[N] */
-lg_status lg_segment_sum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *cu_seqlens, lg_tensor *dx);
+lg_status lg_segment_sum_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *cu_seqlens,
+                                  lg_tensor *dx);
 
 /* y[n] = x[index[n]].
  *: x[S] index[N]:i32 -> y[N] */
 lg_status lg_gather(lg_context *ctx, const lg_tensor *x, const lg_tensor *index, lg_tensor *y);
 /* dx[s] = sum of dy[n] over index[n] = s, n ascending.
  *: dy[N] index[N]:i32 -> dx[S] */
-lg_status lg_gather_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *index, lg_tensor *dx);
+lg_status lg_gather_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *index,
+                             lg_tensor *dx);
 
 /* ---- layers ---- */
 
@@ -187,24 +196,28 @@ lg_status lg_gather_backward(lg_context *ctx, const lg_tensor *dy, const lg_tens
 lg_status lg_embedding(lg_context *ctx, const lg_tensor *w, const lg_tensor *ids, lg_tensor *y);
 /* dw[v] += sum of dy[n] over ids[n] = v, n ascending.
  *: dy[N,C] ids[N]:i32 -> dw+[V,C]:acc */
-lg_status lg_embedding_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *ids, lg_tensor *dw);
+lg_status lg_embedding_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *ids,
+                                lg_tensor *dw);
 
 /* y = x w^T + b. Each y is one chain of fused multiply-adds over c ascending: a row's bits do not depend on the others.
  *: x[*,C] w[O,C] b?[O] -> y[*,O] */
-lg_status lg_linear(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b, lg_tensor *y);
+lg_status lg_linear(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
+                    lg_tensor *y);
 /* dx = dy w, dw += dy^T x, db += sum of dy over rows.
  *: dy[*,O] x[*,C] w[O,C] -> dx[*,C] dw+[O,C]:acc db+[O]:acc */
-lg_status lg_linear_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, const lg_tensor *w,
-                             lg_tensor *dx, lg_tensor *dw, lg_tensor *db);
+lg_status lg_linear_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                             const lg_tensor *w, lg_tensor *dx, lg_tensor *dw, lg_tensor *db);
 
 /* y = w x rstd, rstd = 1 / sqrt(mean of x^2 over C + eps); without w it counts as 1. In bf16 x rstd is rounded before the
  * product, as Llama does.
  *: ~x[*,C] w?[C] -> y[*,C] rstd[*]:acc */
-lg_status lg_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, double eps, lg_tensor *y, lg_tensor *rstd);
+lg_status lg_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, double eps,
+                      lg_tensor *y, lg_tensor *rstd);
 /* With g = dy w and xhat = x rstd: dx = rstd (g - xhat mean(g xhat)), dw += sum of dy xhat over rows.
  *: dy[*,C] ~x[*,C] w?[C] rstd[*]:acc -> ~dx[*,C] dw+[C]:acc */
-lg_status lg_rms_norm_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x, const lg_tensor *w,
-                               const lg_tensor *rstd, lg_tensor *dx, lg_tensor *dw);
+lg_status lg_rms_norm_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                               const lg_tensor *w, const lg_tensor *rstd, lg_tensor *dx,
+                               lg_tensor *dw);
 
 /* Rotary position embedding, half-split: with R rotated pairs, i < R and p = position[n],
  *   y[n,h,i] = x[n,h,i] cos[p,i] - x[n,h,i+R] sin[p,i],   y[n,h,i+R] = x[n,h,i+R] cos[p,i] + x[n,h,i] sin[p,i];
@@ -214,45 +227,47 @@ lg_status lg_rope(lg_context *ctx, const lg_tensor *x, const lg_tensor *cos, con
                   const lg_tensor *position, lg_tensor *y);
 /* The rotation by the opposite angle.
  *: ~dy[N,H,D] cos[P,R]:acc sin[P,R]:acc position[N]:i32 -> ~dx[N,H,D] */
-lg_status lg_rope_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *cos, const lg_tensor *sin,
-                           const lg_tensor *position, lg_tensor *dx);
+lg_status lg_rope_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *cos,
+                           const lg_tensor *sin, const lg_tensor *position, lg_tensor *dx);
 
 /* y = gate sigmoid(gate) up.
  *: ~gate[*] ~up[*] -> y[*] */
 lg_status lg_swiglu(lg_context *ctx, const lg_tensor *gate, const lg_tensor *up, lg_tensor *y);
 /*: dy[*] ~gate[*] ~up[*] -> ~dgate[*] ~dup[*] */
-lg_status lg_swiglu_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *gate, const lg_tensor *up,
-                             lg_tensor *dgate, lg_tensor *dup);
+lg_status lg_swiglu_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *gate,
+                             const lg_tensor *up, lg_tensor *dgate, lg_tensor *dup);
 
 /* Attention within packed sequences [cu_seqlens[s], cu_seqlens[s+1]); head h reads key/value head h / (H / G):
  *   y[i,h] = sum_j p[j] v[j],  p = softmax_j(scale q[i,h] . k[j]),  j in the sequence of i, j <= i if causal;
  *   lse[i,h] = the log-sum-exp of the scaled scores.
  *: ~q[N,H,D] ~k[N,G,D] ~v[N,G,D] cu_seqlens[S+1]:i32 -> y[N,H,D] lse[N,H]:acc */
 lg_status lg_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k, const lg_tensor *v,
-                       const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *y, lg_tensor *lse);
+                       const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *y,
+                       lg_tensor *lse);
 /* With delta = dy . y and s the scaled score: ds = p (dy . v - delta), dq = scale sum_j ds k, dk = scale sum_i ds q,
  * dv = sum_i p dy; key/value heads sum over their query heads, h ascending.
  *: dy[N,H,D] ~q[N,H,D] ~k[N,G,D] ~v[N,G,D] y[N,H,D] lse[N,H]:acc cu_seqlens[S+1]:i32 -> ~dq[N,H,D] ~dk[N,G,D] ~dv[N,G,D] */
-lg_status lg_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k,
-                                const lg_tensor *v, const lg_tensor *y, const lg_tensor *lse,
-                                const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *dq, lg_tensor *dk,
-                                lg_tensor *dv);
+lg_status lg_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *q,
+                                const lg_tensor *k, const lg_tensor *v, const lg_tensor *y,
+                                const lg_tensor *lse, const lg_tensor *cu_seqlens, double scale,
+                                bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv);
 
 /* Puts keys and values into the paged cache: row n goes to slot[n] = page * page size + offset.
  *: ~k[N,G,D] ~v[N,G,D] slot[N]:i32 k_cache[P,G,D] v_cache[P,G,D] -> k_cache v_cache */
-lg_status lg_cache_write(lg_context *ctx, const lg_tensor *k, const lg_tensor *v, const lg_tensor *slot,
-                         lg_tensor *k_cache, lg_tensor *v_cache);
+lg_status lg_cache_write(lg_context *ctx, const lg_tensor *k, const lg_tensor *v,
+                         const lg_tensor *slot, lg_tensor *k_cache, lg_tensor *v_cache);
 
 /* Copies slot from[n] to slot to[n]; no slot may be both.
  *: from[N]:i32 to[N]:i32 k_cache[P,G,D] v_cache[P,G,D] -> k_cache v_cache */
-lg_status lg_cache_copy(lg_context *ctx, const lg_tensor *from, const lg_tensor *to, lg_tensor *k_cache,
-                        lg_tensor *v_cache);
+lg_status lg_cache_copy(lg_context *ctx, const lg_tensor *from, const lg_tensor *to,
+                        lg_tensor *k_cache, lg_tensor *v_cache);
 
 /* Attention of one new position a sequence over its cached keys and values: position j of row b lies at slot
  * page[b, j / page_size] * page_size + j % page_size, j < length[b]. Bit-equal to the last row of lg_attention over the same keys.
  *: ~q[B,H,D] k_cache[P,G,D] v_cache[P,G,D] page[B,M]:i32 length[B]:i32 -> y[B,H,D] */
-lg_status lg_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_tensor *k_cache, const lg_tensor *v_cache,
-                              const lg_tensor *page, const lg_tensor *length, int64_t page_size, double scale,
+lg_status lg_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_tensor *k_cache,
+                              const lg_tensor *v_cache, const lg_tensor *page,
+                              const lg_tensor *length, int64_t page_size, double scale,
                               lg_tensor *y);
 
 /* ---- log-probabilities and sampling ---- */
@@ -260,34 +275,38 @@ lg_status lg_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_tens
 /* z = softcap tanh((x w^T + b) / softcap) / temperature, without the cap when softcap is 0, kept in fp32: the numbers that
  * linear_logprob reduces, bit for bit.
  *: x[N,C] w[V,C] b?[V] -> z[N,V]:acc */
-lg_status lg_linear_logits(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
-                           double temperature, double softcap, lg_tensor *z);
+lg_status lg_linear_logits(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                           const lg_tensor *b, double temperature, double softcap, lg_tensor *z);
 
 /* Log-probability of the target under softmax(z), z as in linear_logits, without an [N,V] of logits beyond a chunk:
  *   lse[n] = log sum_v exp z[n,v],  logp[n] = z[n,target[n]] - lse[n],  entropy[n] = lse[n] - sum_v p[n,v] z[n,v].
  * Rows whose target is `ignore` take no part in the product and get 0 in all outputs. `z`, when given, keeps the rows that took
  * part, packed at the front, for the backward. A target outside [0, V) is an error.
  *: x[N,C] w[V,C] b?[V] target[N]:i32 -> logp[N]:acc entropy?[N]:acc lse[N]:acc z?[N,V]:acc */
-lg_status lg_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
-                            const lg_tensor *target, double temperature, double softcap, int64_t ignore,
-                            lg_tensor *logp, lg_tensor *entropy, lg_tensor *lse, lg_tensor *z);
+lg_status lg_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                            const lg_tensor *b, const lg_tensor *target, double temperature,
+                            double softcap, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
+                            lg_tensor *lse, lg_tensor *z);
 /* dz[n,v] = dlogp[n] ([v = target[n]] - p[n,v]) - dentropy[n] p[n,v] (z[n,v] - lse[n] + entropy[n]), then through the
  * temperature and the cap to dx = dlogits w, dw += dlogits^T x, db += sum of dlogits. Rows that are ignored or whose dlogp and
  * dentropy are exactly 0 are left out of the products; their dx is 0. `z` is overwritten; without it the logits are recomputed.
  *: dlogp[N]:acc dentropy?[N]:acc x[N,C] w[V,C] b?[V] target[N]:i32 entropy?[N]:acc lse[N]:acc z?[N,V]:acc -> z dx[N,C] dw+[V,C]:acc db+[V]:acc */
-lg_status lg_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, const lg_tensor *dentropy,
-                                     const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
-                                     const lg_tensor *target, const lg_tensor *entropy, const lg_tensor *lse,
-                                     double temperature, double softcap, int64_t ignore, lg_tensor *z, lg_tensor *dx,
-                                     lg_tensor *dw, lg_tensor *db);
+lg_status lg_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp,
+                                     const lg_tensor *dentropy, const lg_tensor *x,
+                                     const lg_tensor *w, const lg_tensor *b,
+                                     const lg_tensor *target, const lg_tensor *entropy,
+                                     const lg_tensor *lse, double temperature, double softcap,
+                                     int64_t ignore, lg_tensor *z, lg_tensor *dx, lg_tensor *dw,
+                                     lg_tensor *db);
 
 /* Cross entropy of softmax(z) with its gradient made in the same pass: loss[n] = lse[n] - z[n,target[n]], 0 where ignored;
  * grad_x, grad_w and grad_b are the gradients of scale * sum of loss. predicted[n] is the smallest index of the largest z, -1 where
  * ignored.
  *: x[N,C] w[V,C] b?[V] target[N]:i32 -> loss[N]:acc entropy?[N]:acc predicted?[N]:i32 grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
-lg_status lg_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
-                                  const lg_tensor *target, double scale, double softcap, int64_t ignore,
-                                  lg_tensor *loss, lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
+lg_status lg_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                                  const lg_tensor *b, const lg_tensor *target, double scale,
+                                  double softcap, int64_t ignore, lg_tensor *loss,
+                                  lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
                                   lg_tensor *grad_w, lg_tensor *grad_b);
 
 /* Draws one id a row from softmax(z) and gives its log-probability under the whole softmax(z), by linear_logprob's reduction.
@@ -296,16 +315,18 @@ lg_status lg_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_
  * draw takes one uniform u, word 4 * position[b] of the Philox stream (seed, sequence[b]): the first candidate in id order
  * whose running probability reaches u. top_k 1 is argmax. NaN, +inf or no finite logit is an error.
  *: ~z[B,V] sequence[B]:i64 position[B]:i32 -> id[B]:i32 logp[B]:acc */
-lg_status lg_sample(lg_context *ctx, const lg_tensor *z, const lg_tensor *sequence, const lg_tensor *position,
-                    int64_t seed, int64_t top_k, double top_p, double min_p, lg_tensor *id, lg_tensor *logp);
+lg_status lg_sample(lg_context *ctx, const lg_tensor *z, const lg_tensor *sequence,
+                    const lg_tensor *position, int64_t seed, int64_t top_k, double top_p,
+                    double min_p, lg_tensor *id, lg_tensor *logp);
 
 /* ---- optimiser ---- */
 
 /* AdamW (Loshchilov and Hutter 2019, algorithm 2) with g' = grad_scale g: p *= 1 - lr weight_decay, m and v move by 1 - beta,
  * p -= lr mhat / (sqrt(vhat) + eps); step counts from 1.
  *: g[*]:acc p[*] m[*]:acc v[*]:acc -> p m v */
-lg_status lg_adamw(lg_context *ctx, const lg_tensor *g, double grad_scale, double lr, double beta1, double beta2,
-                   double eps, double weight_decay, int64_t step, lg_tensor *p, lg_tensor *m, lg_tensor *v);
+lg_status lg_adamw(lg_context *ctx, const lg_tensor *g, double grad_scale, double lr, double beta1,
+                   double beta2, double eps, double weight_decay, int64_t step, lg_tensor *p,
+                   lg_tensor *m, lg_tensor *v);
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,12 @@
--- The tape: which op made a tensor, and the walk back from a loss. The rules come from ops.h by way of ops.lua; this file knows
--- edges, nodes and how gradients add up.
+-- The tape: which op made a tensor, and the walk back from a loss. The rules come from ops.h by way
+-- of ops.lua; this file knows edges, nodes and how gradients add up.
 --
 -- An edge stands for one tensor's gradient. Three kinds:
 --   leaf     gathers into leaf.grad
 --   base     a view: its gradient is a part of the base edge's gradient, written in place there
 --   others   made by a node; edge.grad holds what has arrived so far
--- Gradient buffers may be shared by several edges (an add passes one on to both sides); storage.holds counts them, and only a
--- buffer held once is written to.
+-- Gradient buffers may be shared by several edges (an add passes one on to both sides);
+-- storage.holds counts them, and only a buffer held once is written to.
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
 local Tensor = require("liger.tensor")
@@ -33,7 +33,8 @@ local last_id = 0
 ---@field run function      backward
 ---@field freed? boolean
 
---- A node over the edges of its inputs (false: that input needs no gradient). The table given becomes the node.
+--- A node over the edges of its inputs (false: that input needs no gradient). The table given
+--- becomes the node.
 function M.new_node(run, edges)
   last_id = last_id + 1
   edges.id = last_id
@@ -106,7 +107,9 @@ function methods:reshape(...)
     if size == -1 and not free then
       free = i
     elseif type(size) ~= "number" or size < 0 or size % 1 ~= 0 then
-      lib.raise(("reshape: size %d is %s, wanted a whole number, or -1 once"):format(i, tostring(size)))
+      lib.raise(
+        ("reshape: size %d is %s, wanted a whole number, or -1 once"):format(i, tostring(size))
+      )
     else
       n = n * size
     end
@@ -118,7 +121,9 @@ function methods:reshape(...)
   end
   if n ~= total or (free and shape[free] % 1 ~= 0) then
     lib.raise(
-      ("reshape: tensor is %s, wanted %d elements for the new shape"):format(Tensor.shape_text(self.shape), n)
+      ("reshape: tensor is %s, wanted %d elements for the new shape"):format(
+        Tensor.shape_text(self.shape), n
+      )
     )
   end
   -- Splitting or joining the last dimension keeps the row stride, so strided rows may pass too.
@@ -142,7 +147,8 @@ end
 function methods:narrow(dim, start, length)
   dim = dim > 0 and dim or #self.shape + 1 + dim
   local size = self.shape[dim]
-  if not size or start % 1 ~= 0 or length % 1 ~= 0 or start < 1 or length < 0 or start - 1 + length > size then
+  if not size or start % 1 ~= 0 or length % 1 ~= 0 or start < 1 or length < 0
+    or start - 1 + length > size then
     lib.raise(
       ("narrow: entries %s to %s of dimension %s, wanted them within %s"):format(
         start, start + length - 1, dim, Tensor.shape_text(self.shape)
@@ -306,7 +312,8 @@ target = function(edge)
   return edge.grad, true
 end
 
---- Where a backward op writes the gradient of an input, overwriting. The second value is true when `settle` must follow.
+--- Where a backward op writes the gradient of an input, overwriting. The second value is true when
+--- `settle` must follow.
 ---@param edge liger.Edge|false
 ---@param strided boolean  the op can write rows with a stride
 function M.dest(edge, strided)
@@ -408,7 +415,8 @@ function M.give(edge, grad)
   end
 end
 
---- The gradient that has arrived at a node's output, complete and dense; zeros when none has and `needed`.
+--- The gradient that has arrived at a node's output, complete and dense; zeros when none has and
+--- `needed`.
 function M.incoming(edge, needed)
   if edge.grad then
     complete(edge)
@@ -422,7 +430,8 @@ function M.incoming(edge, needed)
   return nil
 end
 
--- A gradient that Lua code hands over, dense, or a refusal. Leaves and views add it up in their own dtype.
+-- A gradient that Lua code hands over, dense, or a refusal. Leaves and views add it up in their own
+-- dtype.
 local function checked_gradient(what, grad, edge)
   if not Tensor.is(grad) then
     lib.raise(("%s is %s, wanted a tensor"):format(what, type(grad)))
@@ -459,7 +468,9 @@ local function reachable(edge, above)
     local node = top.node
     if node and not seen[node] and (node.freed or node.id > above) then
       if node.freed then
-        lib.raise("backward: this part of the graph was freed by an earlier backward; run the forward again")
+        lib.raise(
+          "backward: this part of the graph was freed by an earlier backward; run the forward again"
+        )
       end
       seen[node] = true
       order[#order + 1] = node
@@ -511,7 +522,11 @@ function methods:backward(gradient)
   end
   if not gradient then
     if self:numel() ~= 1 then
-      lib.raise(("backward: tensor is %s, wanted one element, or a gradient"):format(Tensor.shape_text(self.shape)))
+      lib.raise(
+        ("backward: tensor is %s, wanted one element, or a gradient"):format(
+          Tensor.shape_text(self.shape)
+        )
+      )
     end
     gradient = Tensor.empty(self.shape, self.dtype):fill_(1)
     gradient.is_seed = true -- a 1 that nobody needs to read back
@@ -545,8 +560,10 @@ end
 
 --- A differentiable function from its forward and backward.
 ---@param name string
----@param forward fun(saved: table, ...): liger.Tensor, ...   any arguments; keeps what the backward needs in `saved`
----@param backward fun(saved: table, ...): ...  gradients of the outputs in (nil where none arrived), gradients of the tensor
+---@param forward fun(saved: table, ...): liger.Tensor, ...   any arguments; keeps what the backward
+---   needs in `saved`
+---@param backward fun(saved: table, ...): ...  gradients of the outputs in (nil where none
+---   arrived), gradients of the tensor
 ---   arguments out, in their order (nil: none); saved.edges[i] tells whether argument i wants one
 ---@return function
 function M.rule(name, forward, backward)

@@ -1,5 +1,5 @@
--- The only place that declares and loads the C library. Holds its namespace for the life of the program, the one context, and
--- the way C's failures become Lua errors at the user's own line.
+-- The only place that declares and loads the C library. Holds its namespace for the life of the
+-- program, the one context, and the way C's failures become Lua errors at the user's own line.
 local ffi = require("ffi")
 local abi = require("abi")
 local device = require("liger.device")
@@ -21,8 +21,9 @@ local function library_path()
   return "libliger.so"
 end
 
--- A thread that waits spins about 50 us, then sleeps: long enough for the Lua between two ops, short enough to leave a busy machine's
--- cores to others (libgomp's own default spins 15 ms, 10 times slower there). Read when libgomp is loaded, which is now.
+-- A thread that waits spins about 50 us, then sleeps: long enough for the Lua between two ops,
+-- short enough to leave a busy machine's cores to others (libgomp's own default spins 15 ms, 10
+-- times slower there). Read when libgomp is loaded, which is now.
 ffi.cdef("int setenv(const char *name, const char *value, int overwrite);")
 ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0)
 
@@ -31,7 +32,8 @@ if C.lg_abi_hash() ~= abi.hash then
   error("libliger.so was built from other headers than abi.lua: rebuild it", 0)
 end
 
--- A CUDA device shows as a node of the file system, so that a machine without one never loads CUDA's libraries.
+-- A CUDA device shows as a node of the file system, so that a machine without one never loads
+-- CUDA's libraries.
 local function has_gpu()
   for _, path in ipairs({ "/dev/nvidiactl", "/dev/dxg" }) do
     local file = io.open(path, "rb")
@@ -87,7 +89,8 @@ local function user_level()
       return 0
     end
     local source = info.source
-    if info.what ~= "C" and source:sub(1, 1) ~= "=" and source:sub(1, #own_folder) ~= own_folder then
+    if info.what ~= "C" and source:sub(1, 1) ~= "="
+      and source:sub(1, #own_folder) ~= own_folder then
       return level - 1
     end
     level = level + 1

@@ -1,4 +1,5 @@
--- Composites of ops, tensor arithmetic, and the two heads whose backward needs more than a shape line can say.
+-- Composites of ops, tensor arithmetic, and the two heads whose backward needs more than a shape
+-- line can say.
 local autograd = require("liger.autograd")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
@@ -176,7 +177,8 @@ function M.eq(a, b)
   return ops.equal(both(a, b))
 end
 
---- a where mask is not 0, else b; a and b may be numbers. What is not chosen is not read, a NaN there stays out.
+--- a where mask is not 0, else b; a and b may be numbers. What is not chosen is not read, a NaN
+--- there stays out.
 ---@param mask liger.Tensor
 ---@return liger.Tensor
 function M.where(mask, a, b)
@@ -189,7 +191,9 @@ function M.where(mask, a, b)
   return ops.where(mask, a, b)
 end
 
-for _, name in ipairs({ "exp", "log", "abs", "sigmoid", "log_sigmoid", "sum", "clamp", "power", "gather" }) do
+for _, name in ipairs(
+  { "exp", "log", "abs", "sigmoid", "log_sigmoid", "sum", "clamp", "power", "gather" }
+) do
   M[name] = ops[name]
   methods[name] = ops[name]
 end
@@ -269,7 +273,8 @@ function methods:contiguous()
   return self:is_contiguous() and self or self:clone()
 end
 
---- The k largest values of a vector with their 0-based positions: two Lua arrays, largest first, of equals the lower position.
+--- The k largest values of a vector with their 0-based positions: two Lua arrays, largest first, of
+--- equals the lower position.
 ---@param k integer
 ---@return number[] values
 ---@return integer[] indices
@@ -301,7 +306,8 @@ local LOGPROB_DEFAULTS = {
   temperature = 1,
   softcap = 0, -- 0: none
   ignore = -100, -- targets that take no part
-  logits_budget = 2 ^ 29, -- bytes of logits that may be kept for the backward; above it they are recomputed
+  -- bytes of logits that may be kept for the backward; above it they are recomputed
+  logits_budget = 2 ^ 29,
 }
 local CROSS_ENTROPY_DEFAULTS = { bias = false, softcap = 0, ignore = -100, scale = false }
 local SAMPLE_DEFAULTS = { seed = 0, top_k = 0, top_p = 1, min_p = 0, greedy = false }
@@ -345,7 +351,8 @@ local function linear_logprob_backward(node)
   if db_add then autograd.settle(node[3], db) end
 end
 
---- Log-probability of each target under softmax(x w^T), without the [N,V] logits beyond a chunk or the budget.
+--- Log-probability of each target under softmax(x w^T), without the [N,V] logits beyond a chunk or
+--- the budget.
 ---@param x liger.Tensor       [N,C] hidden states
 ---@param w liger.Tensor       [V,C]
 ---@param target liger.Tensor  [N] i32; -100: no target, outputs 0
@@ -358,12 +365,15 @@ function M.linear_logprob(x, w, target, options)
   local edges = { edge_of(x), edge_of(w), edge_of(o.bias) }
   local wanted = edges[1] or edges[2] or edges[3]
   local N, acc = x.shape[1] or 0, acc_dtype(x)
-  local logp, entropy, lse = Tensor.empty({ N }, acc), Tensor.empty({ N }, acc), Tensor.empty({ N }, acc)
+  local logp, entropy, lse =
+    Tensor.empty({ N }, acc), Tensor.empty({ N }, acc), Tensor.empty({ N }, acc)
   local z
   if wanted and N * (w.shape[1] or 0) * Tensor.dtype_bytes[acc] <= o.logits_budget then
     z = Tensor.empty({ N, w.shape[1] }, acc)
   end
-  ops.raw.linear_logprob(x, w, o.bias, target, o.temperature, o.softcap, o.ignore, logp, entropy, lse, z)
+  ops.raw.linear_logprob(
+    x, w, o.bias, target, o.temperature, o.softcap, o.ignore, logp, entropy, lse, z
+  )
   if wanted then
     local node = autograd.new_node(linear_logprob_backward, edges)
     node.x, node.w, node.target, node.options, node.z = x, w, target, o, z
@@ -378,7 +388,9 @@ local function linear_cross_entropy_backward(node)
   local dy = autograd.incoming(node.out_loss, true)
   if not dy.is_seed and dy:item() ~= 1 then
     lib.raise(
-      ("linear_cross_entropy: gradient from above is %g, wanted 1; pass the factor as scale"):format(dy:item())
+      (
+        "linear_cross_entropy: gradient from above is %g, wanted 1; pass the factor as scale"
+      ):format(dy:item())
     )
   end
   if node.grad_x then
@@ -386,8 +398,8 @@ local function linear_cross_entropy_backward(node)
   end
 end
 
---- scale * sum of the cross entropy of each target. The gradients are made here, in the forward: the weight's go straight into its
---- `.grad`, and the backward accepts no other factor than 1.
+--- scale * sum of the cross entropy of each target. The gradients are made here, in the forward:
+--- the weight's go straight into its `.grad`, and the backward accepts no other factor than 1.
 ---@param x liger.Tensor       [N,C] hidden states
 ---@param w liger.Tensor       [V,C]
 ---@param target liger.Tensor  [N] i32; -100: no target
@@ -416,12 +428,15 @@ function M.linear_cross_entropy(x, w, target, options)
   local grad_w, grad_b
   for i = 2, 3 do
     if edges[i] and not edges[i].leaf then
-      lib.raise("linear_cross_entropy: weight and bias must be leaves; use linear_logprob for a computed weight")
+      lib.raise(
+        "linear_cross_entropy: weight or bias is computed, wanted a leaf; use linear_logprob"
+      )
     end
   end
   grad_w, grad_b = autograd.sum_dest(edges[2]), autograd.sum_dest(edges[3])
   ops.raw.linear_cross_entropy(
-    x, w, o.bias, target, o.scale, o.softcap, o.ignore, rows.loss, rows.entropy, rows.predicted, grad_x, grad_w, grad_b
+    x, w, o.bias, target, o.scale, o.softcap, o.ignore, rows.loss, rows.entropy, rows.predicted,
+    grad_x, grad_w, grad_b
   )
   local loss = autograd.no_grad(function()
     return ops.affine(ops.sum(rows.loss), o.scale, 0)
@@ -436,7 +451,8 @@ end
 
 --- Draws a token a row.
 ---@param z liger.Tensor         [B,V] logits as linear_logits gives them, temperature included
----@param sequence liger.Tensor  [B] i64, the sequence's own number: the draw depends on (seed, sequence, position) only
+---@param sequence liger.Tensor  [B] i64, the sequence's own number: the draw depends on (seed,
+---   sequence, position) only
 ---@param position liger.Tensor  [B] i32
 ---@param options table          seed, top_k (0: off), top_p (1: off), min_p (0: off), greedy
 ---@return liger.Tensor id       [B] i32

@@ -1,4 +1,5 @@
--- The public surface: re-exports, nothing else. Modules are loaded when they are first named, so that a small script starts at once.
+-- The public surface: re-exports, nothing else. Modules are loaded when they are first named, so
+-- that a small script starts at once.
 local MODULES = {
   autograd = "liger.autograd",
   fn = "liger.fn",

@@ -1,5 +1,6 @@
--- Who owns bytes: storages, scopes that free what was made in them, and the policy that makes Lua collect when C's memory grows.
--- Lua sees a few dozen bytes a tensor, so the collector alone would let memory fill up; the byte counts live in C.
+-- Who owns bytes: storages, scopes that free what was made in them, and the policy that makes Lua
+-- collect when C's memory grows. Lua sees a few dozen bytes a tensor, so the collector alone would
+-- let memory fill up; the byte counts live in C.
 local ffi = require("ffi")
 local lib = require("liger.ffi")
 
@@ -23,7 +24,8 @@ local weak = { __mode = "v" }
 ---@field kept boolean|nil    outlives its scope
 ---@field holds integer|nil   gradients that share it, see autograd.lua
 
--- Sizes are rounded to an eighth of a power of two, so that batches of nearly the same length share blocks.
+-- Sizes are rounded to an eighth of a power of two, so that batches of nearly the same length share
+-- blocks.
 local function round_up(bytes)
   if bytes <= 512 then
     return math.ceil(bytes / 64) * 64

@@ -1,6 +1,7 @@
--- One function an operator, made from ops.h as straight-line Lua at load: `ops.linear(x, w, b)` takes inputs and attributes in the
--- header's order and returns new outputs; `ops.raw.linear(...)` takes every C parameter, outputs too (nil: not wanted), and
--- records nothing. Differentiable ops record themselves on the tape of autograd.lua.
+-- One function an operator, made from ops.h as straight-line Lua at load: `ops.linear(x, w, b)`
+-- takes inputs and attributes in the header's order and returns new outputs; `ops.raw.linear(...)`
+-- takes every C parameter, outputs too (nil: not wanted), and records nothing. Differentiable ops
+-- record themselves on the tape of autograd.lua.
 local abi = require("abi")
 local autograd = require("liger.autograd")
 local lib = require("liger.ffi")
@@ -23,7 +24,11 @@ local function bad_tensor(op, name, value)
 end
 
 local function dead_tensor(op, name)
-  lib.raise(("%s: %s is used after its scope ended; return it from the scope or call keep()"):format(op, name))
+  lib.raise(
+    (
+      "%s: %s is used after its scope ended; return it from the scope or call keep()"
+    ):format(op, name)
+  )
 end
 
 local function bad_attribute(op, name, value, wanted)
@@ -48,7 +53,11 @@ local function emit_argument(out, op, p)
     if optional then
       out(("  if %s ~= nil then"):format(name))
     end
-    out(('  if type(%s) ~= "table" or not %s.raw then bad_tensor("%s", "%s", %s) end'):format(name, name, op.name, name, name))
+    out(
+      ('  if type(%s) ~= "table" or not %s.raw then bad_tensor("%s", "%s", %s) end'):format(
+        name, name, op.name, name, name
+      )
+    )
     out(('  if %s.storage.dead then dead_tensor("%s", "%s") end'):format(name, op.name, name))
     out(("  if %s.host then %s:upload() end"):format(name, name))
     if p.tensor.role ~= "input" then
@@ -59,15 +68,26 @@ local function emit_argument(out, op, p)
       out("  end")
     end
   elseif p.ctype:match("bool") then
-    out(('  if type(%s) ~= "boolean" then bad_attribute("%s", "%s", %s, "true or false") end'):format(name, op.name, name, name))
+    out(
+      ('  if type(%s) ~= "boolean" then bad_attribute("%s", "%s", %s, "true or false") end'):format(
+        name, op.name, name, name
+      )
+    )
   elseif p.ctype:match("int64_t") then
     out(
-      ('  if type(%s) ~= "number" or %s %% 1 ~= 0 then bad_attribute("%s", "%s", %s, "a whole number") end'):format(
+      (
+        '  if type(%s) ~= "number" or %s %% 1 ~= 0 then '
+          .. 'bad_attribute("%s", "%s", %s, "a whole number") end'
+      ):format(
         name, name, op.name, name, name
       )
     )
   else
-    out(('  if type(%s) ~= "number" then bad_attribute("%s", "%s", %s, "a number") end'):format(name, op.name, name, name))
+    out(
+      ('  if type(%s) ~= "number" then bad_attribute("%s", "%s", %s, "a number") end'):format(
+        name, op.name, name, name
+      )
+    )
   end
 end
 
@@ -89,7 +109,11 @@ local function emit_sizes(out, op)
         if d.letter and not seen[d.letter] then
           seen[d.letter] = true
           local index = any and ("#%s.shape - %d"):format(t.name, #t.dims - i) or tostring(i)
-          out(("  local %s = max((%s.shape[%s] or 0) - %d, 0)"):format(d.letter, t.name, index, d.plus))
+          out(
+            ("  local %s = max((%s.shape[%s] or 0) - %d, 0)"):format(
+              d.letter, t.name, index, d.plus
+            )
+          )
         elseif d.any and not seen["*"] then
           seen["*"] = true
           out(("  local leading, trailing = %s.shape, %d"):format(t.name, #t.dims - 1))
@@ -169,7 +193,8 @@ local function emit_record(out, op)
   local info = calculus(op)
   local any = {}
   for _, name in ipairs(info.inputs) do
-    any[#any + 1] = op.tensor[name].optional and ("(%s and %s.edge)"):format(name, name) or name .. ".edge"
+    any[#any + 1] = op.tensor[name].optional and ("(%s and %s.edge)"):format(name, name)
+      or name .. ".edge"
   end
   out(("  if state.recording and (%s) then"):format(table.concat(any, " or ")))
   local edges = {}
@@ -186,7 +211,8 @@ local function emit_record(out, op)
   out("  end")
 end
 
-local PRELUDE = "local lg, ctx, check, empty, lead, state, new_node, new_edge, backward, bad_tensor, dead_tensor, bad_attribute = ...\n"
+local PRELUDE = "local lg, ctx, check, empty, lead, state, new_node, new_edge, backward, "
+  .. "bad_tensor, dead_tensor, bad_attribute = ...\n"
   .. "local max = math.max\n"
 
 local function forward_source(op, raw)
@@ -229,7 +255,8 @@ local function forward_source(op, raw)
   return table.concat(lines, "\n")
 end
 
-local BACKWARD_PRELUDE = "local lg, ctx, check, incoming, dest, sum_dest, settle, dead_tensor = ...\n"
+local BACKWARD_PRELUDE = "local lg, ctx, check, incoming, dest, sum_dest, settle, "
+  .. "dead_tensor = ...\n"
 
 local function backward_source(op)
   local back, info = op.backward, calculus(op)
@@ -250,7 +277,11 @@ local function backward_source(op)
   local args = {}
   for _, name in ipairs(info.saved) do
     if back.tensor[name] then
-      out(('  if node.%s and node.%s.storage.dead then dead_tensor("%s", "%s") end'):format(name, name, back.name, name))
+      out(
+        ('  if node.%s and node.%s.storage.dead then dead_tensor("%s", "%s") end'):format(
+          name, name, back.name, name
+        )
+      )
     end
   end
   for _, p in ipairs(back.params) do

@@ -1,4 +1,5 @@
--- Reads ops.h: every operator with its parameters, shapes and gradient. opgen.lua and ops.lua work from what this returns.
+-- Reads ops.h: every operator with its parameters, shapes and gradient. opgen.lua and ops.lua work
+-- from what this returns.
 local M = {}
 
 ---@class liger.Dim        one dimension of a shape line
@@ -61,7 +62,8 @@ local function parse_dims(text, where)
 end
 
 local function parse_side(text, where, visit)
-  local rest = text:gsub("(~?)([%a_][%w_]*)(%+?)(%??)(%b[]):?(%w*)", function(strided, name, plus, optional, dims, dtype)
+  local pattern = "(~?)([%a_][%w_]*)(%+?)(%??)(%b[]):?(%w*)"
+  local rest = text:gsub(pattern, function(strided, name, plus, optional, dims, dtype)
     visit(name, {
       name = name,
       dims = parse_dims(dims:sub(2, -2), where),
@@ -77,7 +79,8 @@ local function parse_side(text, where, visit)
   end
 end
 
--- The shape line: tensors by name; the right side gives outputs, and a bare name there an update in place.
+-- The shape line: tensors by name; the right side gives outputs, and a bare name there an update in
+-- place.
 local function parse_line(line, where)
   local left, right = line:match("^(.-)%->(.*)$")
   assert(left, where .. ": no -> in its shape line")
@@ -158,7 +161,9 @@ function M.parse(text)
         op.params[#op.params + 1] = p
       end
     end
-    assert(not next(shapes), name .. ": its shape line names no parameter: " .. tostring(next(shapes)))
+    assert(
+      not next(shapes), name .. ": its shape line names no parameter: " .. tostring(next(shapes))
+    )
     local base = name:match("^(.*)_backward$")
     if base then
       op.backward_of = assert(ops[base], name .. ": its forward is not declared before it")

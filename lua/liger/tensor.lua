@@ -1,4 +1,5 @@
--- Tensor: a shape, a dtype and a view of a storage. Holds no mathematics; ops.lua, autograd.lua and fn.lua add methods.
+-- Tensor: a shape, a dtype and a view of a storage. Holds no mathematics; ops.lua, autograd.lua and
+-- fn.lua add methods.
 local ffi = require("ffi")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
@@ -54,7 +55,9 @@ end
 
 local function check_dtype(dtype)
   if not dtype_id[dtype] then
-    lib.raise(("tensor: dtype is %s, wanted f32, bf16, f16, f64, i32, i64 or u8"):format(tostring(dtype)))
+    lib.raise(
+      ("tensor: dtype is %s, wanted f32, bf16, f16, f64, i32, i64 or u8"):format(tostring(dtype))
+    )
   end
 end
 
@@ -66,14 +69,20 @@ function Tensor.empty(shape, dtype)
   local id = dtype_id[dtype] or check_dtype(dtype)
   local ndim = #shape
   if ndim > 4 then
-    lib.raise(("tensor: shape %s has %d dimensions, wanted at most 4"):format(Tensor.shape_text(shape), ndim))
+    lib.raise(
+      ("tensor: shape %s has %d dimensions, wanted at most 4"):format(
+        Tensor.shape_text(shape), ndim
+      )
+    )
   end
   local raw = tensor_t()
   local n = 1
   for i = ndim, 1, -1 do
     local size = shape[i]
     if type(size) ~= "number" or size < 0 or size % 1 ~= 0 then
-      lib.raise(("tensor: dimension %d is %s, wanted a whole number from 0"):format(i, tostring(size)))
+      lib.raise(
+        ("tensor: dimension %d is %s, wanted a whole number from 0"):format(i, tostring(size))
+      )
     end
     raw.shape[i - 1] = size
     raw.stride[i - 1] = n
@@ -131,7 +140,8 @@ for name, ctype in pairs(pointer) do
   array[name] = ffi.typeof("$[?]", ffi.typeof(tostring(ctype):match("<(.-) ?%*>")))
 end
 
---- A dense tensor that Lua fills through data(); its first use as an op's argument brings the values to the device.
+--- A dense tensor that Lua fills through data(); its first use as an op's argument brings the
+--- values to the device.
 ---@param shape integer[]
 ---@param dtype string
 ---@return liger.Tensor
@@ -153,8 +163,8 @@ function methods:upload()
   return self
 end
 
---- The data as a pointer of its C type, for reading and writing from Lua: of a staged tensor, and of any on the CPU. bf16 and f16 are
---- uint16_t.
+--- The data as a pointer of its C type, for reading and writing from Lua: of a staged tensor, and
+--- of any on the CPU. bf16 and f16 are uint16_t.
 ---@return ffi.cdata*
 function methods:data()
   if self.storage.dead then
@@ -168,8 +178,8 @@ function methods:data()
   return ffi.cast(pointer[self.dtype], self.raw.data)
 end
 
---- The values of a dense tensor as an array of its C type, from 0. Waits for the device, unless the values came from the host and have
---- not changed since; on the CPU it is the data itself.
+--- The values of a dense tensor as an array of its C type, from 0. Waits for the device, unless the
+--- values came from the host and have not changed since; on the CPU it is the data itself.
 ---@return ffi.cdata*
 function methods:read()
   if self.host or self.raw.device == C.LG_CPU then

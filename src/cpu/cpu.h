@@ -120,7 +120,9 @@ static inline void store(lg_tensor *t, int64_t offset, double value) {
     case LG_F64: ((double *)t->data)[offset] = value; break;
     case LG_BF16: ((uint16_t *)t->data)[offset] = f32_to_bf16(f64_to_f32_odd(value)); break;
     case LG_F16: ((uint16_t *)t->data)[offset] = f32_to_f16(f64_to_f32_odd(value)); break;
-    case LG_I32: ((int32_t *)t->data)[offset] = (int32_t)to_integer(value, INT32_MIN, INT32_MAX); break;
+    case LG_I32:
+        ((int32_t *)t->data)[offset] = (int32_t)to_integer(value, INT32_MIN, INT32_MAX);
+        break;
     case LG_I64: ((int64_t *)t->data)[offset] = to_integer(value, INT64_MIN, INT64_MAX); break;
     case LG_U8: ((uint8_t *)t->data)[offset] = (uint8_t)to_integer(value, 0, UINT8_MAX); break;
     default: break;
@@ -175,9 +177,7 @@ static inline void store_row(lg_tensor *t, int64_t offset, int64_t n, const floa
 /* ---- threads ---- */
 
 /* This thread's place in its team: 0 outside of one. */
-static inline int64_t thread_index(void) {
-    return omp_get_thread_num();
-}
+static inline int64_t thread_index(void) { return omp_get_thread_num(); }
 
 /* Number of threads for `n` elements when each should get at least `grain`. */
 static inline int op_threads(const lg_context *ctx, int64_t n, int64_t grain) {
@@ -191,7 +191,8 @@ static inline int op_threads(const lg_context *ctx, int64_t n, int64_t grain) {
 enum { ROW_GRAIN = 16384 };
 
 /* Copies one row of `bytes` to each of N rows: a bias before a product is added to it. */
-static inline void fill_rows(lg_context *ctx, const void *row, void *rows, int64_t N, int64_t bytes) {
+static inline void fill_rows(lg_context *ctx, const void *row, void *rows, int64_t N,
+                             int64_t bytes) {
     const int threads = op_threads(ctx, N * bytes / 4, ROW_GRAIN);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t n = 0; n < N; n++) memcpy((char *)rows + n * bytes, row, (size_t)bytes);

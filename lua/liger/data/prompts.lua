@@ -12,13 +12,16 @@ end
 -- A rendered chat already has its special tokens; plain text gets the tokenizer's.
 local function encode(tokenizer, text_or_messages, generation)
   if type(text_or_messages) == "table" then
-    local text = tokenizer:apply_chat_template(text_or_messages, { add_generation_prompt = generation })
+    local text = tokenizer:apply_chat_template(
+      text_or_messages, { add_generation_prompt = generation }
+    )
     return tokenizer:encode(text), text
   end
   return tokenizer:encode(text_or_messages, { special = true }), text_or_messages
 end
 
---- Prompts of a file: each row with `prompt` (text or messages) or `messages`, its other columns kept, and `ids`.
+--- Prompts of a file: each row with `prompt` (text or messages) or `messages`, its other columns
+--- kept, and `ids`.
 ---@param path string
 ---@param tokenizer liger.Tokenizer
 ---@return table[]
@@ -61,7 +64,9 @@ local function completion_ids(tokenizer, path, row)
     for i, id in ipairs(row.ids) do
       if whole[i] ~= id then
         lib.raise(
-          ("%s: the chat template changes the prompt when the completion follows, from token %d on"):format(where(path, row), i)
+          (
+            "%s: the chat template changes the prompt when the completion follows, from token %d on"
+          ):format(where(path, row), i)
         )
       end
     end
@@ -77,11 +82,13 @@ local function completion_ids(tokenizer, path, row)
   return ids
 end
 
---- Supervised samples: `text` and `messages` learn every token but the first, `prompt` + `completion` the completion only.
+--- Supervised samples: `text` and `messages` learn every token but the first, `prompt` +
+--- `completion` the completion only.
 ---@param path string
 ---@param tokenizer liger.Tokenizer
 ---@param max_length integer  longer samples are cut on the right
----@return { ids: integer[], completion: integer[], row: table }[] samples  those with nothing to learn left out
+---@return { ids: integer[], completion: integer[], row: table }[] samples  those with nothing to
+---   learn left out
 function M.supervised(path, tokenizer, max_length)
   local samples = {}
   for _, row in ipairs(jsonl.read(path)) do
@@ -91,7 +98,9 @@ function M.supervised(path, tokenizer, max_length)
       row.ids = encode(tokenizer, row.prompt, true)
       prompt, completion = row.ids, completion_ids(tokenizer, path, row)
     elseif row.text ~= nil or row.messages ~= nil then
-      check_type(path, row, row.text ~= nil and "text" or "messages", row.text ~= nil and "string" or "table")
+      check_type(
+        path, row, row.text ~= nil and "text" or "messages", row.text ~= nil and "string" or "table"
+      )
       local ids = encode(tokenizer, row.text or row.messages, false)
       if row.text and tokenizer.eos_id and ids[#ids] ~= tokenizer.eos_id then
         ids[#ids + 1] = tokenizer.eos_id
@@ -101,7 +110,9 @@ function M.supervised(path, tokenizer, max_length)
         completion[i - 1] = ids[i]
       end
     else
-      lib.raise(("%s: row has none of text, messages, prompt and completion"):format(where(path, row)))
+      lib.raise(
+        ("%s: row has none of text, messages, prompt and completion"):format(where(path, row))
+      )
     end
     for i = #completion, math.max(max_length - #prompt, 0) + 1, -1 do
       completion[i] = nil

@@ -39,7 +39,9 @@ function M.new(rows, seed, shuffle)
   if #rows == 0 then
     lib.raise("data: there are no rows")
   end
-  return setmetatable({ rows = rows, seed = seed, shuffled = shuffle ~= false, epoch = 0, at = 0, drawn = 0 }, Sampler)
+  return setmetatable(
+    { rows = rows, seed = seed, shuffled = shuffle ~= false, epoch = 0, at = 0, drawn = 0 }, Sampler
+  )
 end
 
 local function start_epoch(self)

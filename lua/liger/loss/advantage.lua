@@ -1,11 +1,13 @@
--- Advantages of a group's completions from their rewards (TRL 1.16's GRPO). Plain numbers: this is a few hundred values a step.
+-- Advantages of a group's completions from their rewards (TRL 1.16's GRPO). Plain numbers: this is
+-- a few hundred values a step.
 local lib = require("liger.ffi")
 
 local M = {}
 
 local EPSILON = 1e-4 -- added to a standard deviation
 
--- Mean and unbiased standard deviation of the values that are numbers; NaN marks one that does not apply.
+-- Mean and unbiased standard deviation of the values that are numbers; NaN marks one that does not
+-- apply.
 local function moments(values)
   local sum, n, low, high = 0, 0, math.huge, -math.huge
   for _, x in ipairs(values) do
@@ -46,7 +48,8 @@ local function normalise(rewards, group, scale)
   local _, batch_std = moments(rewards)
   for first = 1, #rewards, group do
     local mean, std = moments(slice(rewards, first, first + group - 1))
-    local divisor = scale == "group" and std + EPSILON or scale == "batch" and batch_std + EPSILON or 1
+    local divisor = scale == "group" and std + EPSILON or scale == "batch" and batch_std + EPSILON
+      or 1
     for i = first, first + group - 1 do
       advantages[i] = finite_or_zero((rewards[i] - mean) / divisor)
       stds[i] = std
@@ -104,10 +107,17 @@ local function check(options)
     lib.raise(("advantage: group is %s, wanted a whole number from 1"):format(tostring(group)))
   end
   if scale ~= nil and scale ~= "group" and scale ~= "batch" and scale ~= "none" then
-    lib.raise(("advantage: scale_rewards is %s, wanted group, batch or none"):format(tostring(scale)))
+    lib.raise(
+      ("advantage: scale_rewards is %s, wanted group, batch or none"):format(tostring(scale))
+    )
   end
-  if aggregation ~= nil and aggregation ~= "sum_then_normalize" and aggregation ~= "normalize_then_sum" then
-    lib.raise(("advantage: aggregation is %s, wanted sum_then_normalize or normalize_then_sum"):format(tostring(aggregation)))
+  if aggregation ~= nil and aggregation ~= "sum_then_normalize"
+    and aggregation ~= "normalize_then_sum" then
+    lib.raise(
+      (
+        "advantage: aggregation is %s, wanted sum_then_normalize or normalize_then_sum"
+      ):format(tostring(aggregation))
+    )
   end
 end
 
@@ -116,7 +126,11 @@ local function as_rows(rewards, weights)
   if type(rewards[1]) ~= "number" then
     local columns = rewards[1] and #rewards[1]
     if weights and columns and #weights ~= columns then
-      lib.raise(("advantage: %d reward_weights, wanted one for each of %d functions"):format(#weights, columns))
+      lib.raise(
+        (
+          "advantage: %d reward_weights, wanted one for each of %d functions"
+        ):format(#weights, columns)
+      )
     end
     return rewards
   end
@@ -128,8 +142,10 @@ local function as_rows(rewards, weights)
 end
 
 --- Advantage of each completion.
----@param rewards number[]|number[][]  one a completion, group by group; or one a function and completion, NaN where it does not apply
----@param options table  group (completions a prompt), scale_rewards ("group", "batch", "none"), reward_weights, aggregation
+---@param rewards number[]|number[][]  one a completion, group by group; or one a function and
+---   completion, NaN where it does not apply
+---@param options table  group (completions a prompt), scale_rewards ("group", "batch", "none"),
+---   reward_weights, aggregation
 ---   ("sum_then_normalize", "normalize_then_sum")
 ---@return number[] advantages
 ---@return { reward: number, reward_std: number, frac_reward_zero_std: number } metrics
@@ -137,7 +153,9 @@ function M.compute(rewards, options)
   check(options)
   local group, scale = options.group, options.scale_rewards or "group"
   if #rewards % group ~= 0 then
-    lib.raise(("advantage: %d rewards, wanted a multiple of the group of %d"):format(#rewards, group))
+    lib.raise(
+      ("advantage: %d rewards, wanted a multiple of the group of %d"):format(#rewards, group)
+    )
   end
   local rows = as_rows(rewards, options.reward_weights)
   local totals = weighted(rows, options.reward_weights)

@@ -1,7 +1,9 @@
--- GRPO (Shao et al. 2024, equation 3) and its kin, with TRL's names, defaults and formulas. For completion token t of sample s,
+-- GRPO (Shao et al. 2024, equation 3) and its kin, with TRL's names, defaults and formulas. For
+-- completion token t of sample s,
 --   ratio r = exp(logp - old_logp), of the token, or the mean over the sequence (GSPO)
 --   loss    = -min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL
---   KL      = exp(d) - d - 1, d = ref_logp - logp (k3, Schulman 2020), times r with use_bias_correction_kl
+--   KL      = exp(d) - d - 1, d = ref_logp - logp (k3, Schulman 2020), times r with
+--   use_bias_correction_kl
 -- and the loss types differ in the weight of a token:
 --   grpo     1 / (samples * tokens of its sample)
 --   bnpo     1 / tokens of the batch
@@ -10,7 +12,6 @@
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
-local Tensor = require("liger.tensor")
 
 local M = {}
 
@@ -46,22 +47,30 @@ function M.options(options)
     o[key] = value
   end
   if not LOSS_TYPES[o.loss_type] then
-    lib.raise(("grpo: loss_type is %s, wanted grpo, bnpo, dapo or dr_grpo"):format(tostring(o.loss_type)))
+    lib.raise(
+      ("grpo: loss_type is %s, wanted grpo, bnpo, dapo or dr_grpo"):format(tostring(o.loss_type))
+    )
   end
   if o.importance_sampling_level ~= "token" and o.importance_sampling_level ~= "sequence" then
     lib.raise(
-      ("grpo: importance_sampling_level is %s, wanted token or sequence"):format(tostring(o.importance_sampling_level))
+      ("grpo: importance_sampling_level is %s, wanted token or sequence"):format(
+        tostring(o.importance_sampling_level)
+      )
     )
   end
   if o.loss_type == "dr_grpo" and not o.max_completion_length then
     lib.raise("grpo: loss_type dr_grpo needs max_completion_length")
   end
   if type(o.use_bias_correction_kl) ~= "boolean" then
-    lib.raise(("grpo: use_bias_correction_kl is %s, wanted true or false"):format(tostring(o.use_bias_correction_kl)))
+    lib.raise(
+      ("grpo: use_bias_correction_kl is %s, wanted true or false"):format(
+        tostring(o.use_bias_correction_kl)
+      )
+    )
   end
   o.epsilon_high = o.epsilon_high or o.epsilon
   for _, key in ipairs({ "epsilon", "epsilon_high", "beta" }) do
-    if type(o[key]) ~= "number" or not (o[key] >= 0) then
+    if type(o[key]) ~= "number" or o[key] ~= o[key] or o[key] < 0 then
       lib.raise(("grpo: %s is %s, wanted a number from 0"):format(key, tostring(o[key])))
     end
   end
@@ -73,7 +82,8 @@ function M.options(options)
   return o
 end
 
---- Weight of every token of each sample, by the counts of the whole batch, so that a split into micro-batches changes nothing.
+--- Weight of every token of each sample, by the counts of the whole batch, so that a split into
+--- micro-batches changes nothing.
 ---@param lengths integer[]  tokens that count, a sample; 0 for a sample that is masked
 ---@param options table
 ---@return number[]  one a sample
@@ -96,7 +106,8 @@ function M.weights(lengths, options)
   return weights
 end
 
--- a - b where the mask counts a token, else 0: a NaN that stands in a masked place stays out of the gradient too.
+-- a - b where the mask counts a token, else 0: a NaN that stands in a masked place stays out of the
+-- gradient too.
 local function difference(batch, a, b)
   return fn.where(batch.mask, a - b, 0)
 end
@@ -110,7 +121,8 @@ local function sequence_mean(batch, x)
 end
 
 --- The loss of each completion token; the caller multiplies by the weights and sums.
----@param batch table         mask, advantage: [K]; old_logp?, ref_logp?: [K]; sequence [K] i32 and completion_cu [S+1] i32
+---@param batch table         mask, advantage: [K]; old_logp?, ref_logp?: [K]; sequence [K] i32 and
+---   completion_cu [S+1] i32
 ---@param logp liger.Tensor   [K] under the policy
 ---@param options table       of options()
 ---@return liger.Tensor loss  [K], nats
@@ -159,9 +171,9 @@ local function count_sequence(sums, first, last, values, options)
   return tokens, low, high
 end
 
---- Numbers for the log: sums over the tokens that count, to be added up over micro-batches and given to `metrics`. Clipping is
---- counted where it binds: low where r < 1 - epsilon and A < 0, high where r > 1 + epsilon_high and A > 0. low_min and high_max are
---- over sequences.
+--- Numbers for the log: sums over the tokens that count, to be added up over micro-batches and
+--- given to `metrics`. Clipping is counted where it binds: low where r < 1 - epsilon and A < 0,
+--- high where r > 1 + epsilon_high and A > 0. low_min and high_max are over sequences.
 ---@param batch table
 ---@param entropy liger.Tensor [K]
 ---@param parts table          what token_loss returned
@@ -169,7 +181,9 @@ end
 ---@param sums? table          of the micro-batches before
 ---@return table sums
 function M.sums(batch, entropy, parts, options, sums)
-  sums = sums or { tokens = 0, sequences = 0, entropy = 0, kl = 0, low = 0, high = 0, low_min = 1, high_max = 0 }
+  sums = sums or {
+    tokens = 0, sequences = 0, entropy = 0, kl = 0, low = 0, high = 0, low_min = 1, high_max = 0,
+  }
   local values = {
     mask = batch.mask:read(), advantage = batch.advantage:read(),
     ratio = parts.ratio:read(), entropy = entropy:read(), kl = parts.kl and parts.kl:read(),
@@ -195,7 +209,9 @@ end
 function M.metrics(sums, options)
   local tokens = sums and sums.tokens or 0
   if tokens == 0 then
-    sums, tokens = { sequences = 1, entropy = 0, kl = 0, low = 0, high = 0, low_min = 0, high_max = 0 }, 1
+    sums, tokens = {
+      sequences = 1, entropy = 0, kl = 0, low = 0, high = 0, low_min = 0, high_max = 0,
+    }, 1
   end
   local clips = options.importance_sampling_level == "sequence" and sums.sequences or tokens
   return {

@@ -1,5 +1,6 @@
--- Supervised fine-tuning: the sum of the targets' negative log-probabilities over the number of targets in the whole batch, all
--- micro-batches together (TRL's num_items_in_batch): model:cross_entropy(batch, 1 / targets).
+-- Supervised fine-tuning: the sum of the targets' negative log-probabilities over the number of
+-- targets in the whole batch, all micro-batches together (TRL's num_items_in_batch):
+-- model:cross_entropy(batch, 1 / targets).
 local M = {}
 
 --- Numbers for the log from `rows`: sums, to be divided by the counts of all micro-batches.

@@ -1,5 +1,6 @@
--- The pre-norm decoder that Llama and its relatives share: embedding, blocks of attention and SwiGLU, final norm, head. The
--- projections q, k, v are one matrix, and so are gate and up: one product each. Their Hugging Face names are views of its rows.
+-- The pre-norm decoder that Llama and its relatives share: embedding, blocks of attention and
+-- SwiGLU, final norm, head. The projections q, k, v are one matrix, and so are gate and up: one
+-- product each. Their Hugging Face names are views of its rows.
 local autograd = require("liger.autograd")
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
@@ -14,7 +15,8 @@ local Tensor = require("liger.tensor")
 ---@field parts table[]  { name, start, length }: rows under their Hugging Face names
 
 ---@class liger.Decoder
----@field shape table        vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, eps, tied, qk_norm, qkv_bias, ...
+---@field shape table        vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, eps,
+---   tied, qk_norm, qkv_bias, ...
 ---@field config table       the Hugging Face config
 ---@field dtype string
 ---@field list liger.Parameter[]
@@ -26,7 +28,9 @@ local M = {}
 
 local function add(self, name, shape, parts)
   local tensor = Tensor.empty(shape, self.dtype):keep():requires_grad_()
-  self.list[#self.list + 1] = { name = name, tensor = tensor, parts = parts or { { name, 1, shape[1] } } }
+  self.list[#self.list + 1] = {
+    name = name, tensor = tensor, parts = parts or { { name, 1, shape[1] } },
+  }
   return tensor
 end
 
@@ -57,15 +61,20 @@ local function add_block(self, i)
   b.out = add(self, prefix .. "self_attn.o_proj.weight", { s.hidden, q_rows })
   b.out_bias = s.out_bias and add(self, prefix .. "self_attn.o_proj.bias", { s.hidden })
   b.mlp_norm = add(self, prefix .. "post_attention_layernorm.weight", { s.hidden })
-  b.gate_up = add(self, prefix .. "mlp.gate_up.weight", { 2 * s.intermediate, s.hidden }, gate_up_parts("weight"))
-  b.gate_up_bias = s.mlp_bias and add(self, prefix .. "mlp.gate_up.bias", { 2 * s.intermediate }, gate_up_parts("bias"))
+  b.gate_up = add(
+    self, prefix .. "mlp.gate_up.weight", { 2 * s.intermediate, s.hidden }, gate_up_parts("weight")
+  )
+  b.gate_up_bias = s.mlp_bias and add(
+    self, prefix .. "mlp.gate_up.bias", { 2 * s.intermediate }, gate_up_parts("bias")
+  )
   b.down = add(self, prefix .. "mlp.down_proj.weight", { s.hidden, s.intermediate })
   b.down_bias = s.mlp_bias and add(self, prefix .. "mlp.down_proj.bias", { s.hidden })
   return b
 end
 
 --- A decoder with memory for its weights, not initialised.
----@param shape table   vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, eps, tied, qk_norm, qkv_bias, out_bias, mlp_bias
+---@param shape table   vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, eps, tied,
+---   qk_norm, qkv_bias, out_bias, mlp_bias
 ---@param config table  the Hugging Face config it came from
 ---@param dtype string
 ---@return liger.Decoder
@@ -74,9 +83,15 @@ function M.new(shape, config, dtype)
     lib.raise(("config: head size is %g, wanted an even whole number"):format(shape.head_dim))
   end
   if shape.heads % shape.kv_heads ~= 0 then
-    lib.raise(("config: %d heads over %d key/value heads, wanted a multiple"):format(shape.heads, shape.kv_heads))
+    lib.raise(
+      ("config: %d heads over %d key/value heads, wanted a multiple"):format(
+        shape.heads, shape.kv_heads
+      )
+    )
   end
-  local self = setmetatable({ shape = shape, config = config, dtype = dtype, list = {}, weights = {} }, Decoder)
+  local self = setmetatable(
+    { shape = shape, config = config, dtype = dtype, list = {}, weights = {} }, Decoder
+  )
   self.rope = rope.from_config(config, shape.head_dim)
   local w = self.weights
   w.embed = add(self, "model.embed_tokens.weight", { shape.vocab, shape.hidden })
@@ -89,7 +104,8 @@ function M.new(shape, config, dtype)
   return self
 end
 
---- Random weights: matrices normal with deviation std, norms 1, biases 0. The stream of a parameter is its place in the list.
+--- Random weights: matrices normal with deviation std, norms 1, biases 0. The stream of a parameter
+--- is its place in the list.
 ---@param seed integer
 ---@param std number
 function Decoder:init(seed, std)
@@ -117,7 +133,9 @@ local function block(self, b, x, position, cos, sin, attend, i)
   local y = attend(i, q, k, v):reshape(N, H * D)
   x = ops.add(x, ops.linear(y, b.out, b.out_bias or nil))
   local gate_up = ops.linear((ops.rms_norm(x, b.mlp_norm, s.eps)), b.gate_up, b.gate_up_bias or nil)
-  local gate, up = gate_up:narrow(2, 1, s.intermediate), gate_up:narrow(2, s.intermediate + 1, s.intermediate)
+  local gate, up = gate_up:narrow(2, 1, s.intermediate), gate_up:narrow(
+    2, s.intermediate + 1, s.intermediate
+  )
   return ops.add(x, ops.linear(ops.swiglu(gate, up), b.down, b.down_bias or nil))
 end
 
@@ -125,7 +143,8 @@ end
 ---@param ids liger.Tensor       [N] i32
 ---@param position liger.Tensor  [N] i32, from 0 in each sequence
 ---@param length integer         more than the largest position
----@param attend fun(layer: integer, q: liger.Tensor, k: liger.Tensor, v: liger.Tensor): liger.Tensor  [N,H,D] of [N,H,D], [N,G,D] twice
+---@param attend fun(layer: integer, q: liger.Tensor, k: liger.Tensor, v: liger.Tensor):
+---   liger.Tensor  [N,H,D] of [N,H,D], [N,G,D] twice
 ---@return liger.Tensor hidden   [N,C]
 function Decoder:forward(ids, position, length, attend)
   local w = self.weights
@@ -151,13 +170,17 @@ function Decoder:hidden(batch)
   end)
 end
 
---- Log-probability and entropy (nats) of the batch's targets, without the [N,V] logits beyond a chunk.
----@param batch table     as for hidden, and target [N] i32; with `rows` [K] i32 only those positions are returned
+--- Log-probability and entropy (nats) of the batch's targets, without the [N,V] logits beyond a
+--- chunk.
+---@param batch table     as for hidden, and target [N] i32; with `rows` [K] i32 only those
+---   positions are returned
 ---@param options? table  of fn.linear_logprob: temperature, logits_budget, ...
 ---@return liger.Tensor logp     [N] (0 where the target is -100), or [K]
 ---@return liger.Tensor entropy  [N] or [K]
 function Decoder:logprob(batch, options)
-  local logp, entropy = fn.linear_logprob(self:hidden(batch), self.weights.head, batch.target, options)
+  local logp, entropy = fn.linear_logprob(
+    self:hidden(batch), self.weights.head, batch.target, options
+  )
   if batch.rows then
     return ops.gather(logp, batch.rows), ops.gather(entropy, batch.rows)
   end
@@ -170,7 +193,9 @@ end
 ---@return liger.Tensor loss  []
 ---@return table rows         loss, entropy and predicted, [N] each
 function Decoder:cross_entropy(batch, scale)
-  return fn.linear_cross_entropy(self:hidden(batch), self.weights.head, batch.target, { scale = scale })
+  return fn.linear_cross_entropy(
+    self:hidden(batch), self.weights.head, batch.target, { scale = scale }
+  )
 end
 
 --- Logits of one sequence of ids (a Lua array) or of a packed batch; they take no gradient.
@@ -208,13 +233,17 @@ function Decoder:num_parameters()
   return n
 end
 
---- Every weight under its Hugging Face name, in the list's order: { name, tensor } with views of the fused matrices.
+--- Every weight under its Hugging Face name, in the list's order: { name, tensor } with views of
+--- the fused matrices.
 ---@return { name: string, tensor: liger.Tensor }[]
 function Decoder:named_weights()
   local named = {}
   for _, p in ipairs(self.list) do
     for _, part in ipairs(p.parts) do
-      named[#named + 1] = { name = part[1], tensor = p.tensor:detach():narrow(1, part[2], part[3]), parameter = p, part = part }
+      named[#named + 1] = {
+        name = part[1], tensor = p.tensor:detach():narrow(1, part[2], part[3]), parameter = p,
+        part = part,
+      }
     end
   end
   return named

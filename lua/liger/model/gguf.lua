@@ -25,7 +25,11 @@ function M.config(meta, index, path)
     lib.raise(("%s: architecture is %s, wanted llama or qwen3"):format(path, tostring(arch)))
   end
   if index["rope_freqs.weight"] then
-    lib.raise(("%s: rope_freqs.weight: scaled rope from GGUF is not read; use the safetensors folder"):format(path))
+    lib.raise(
+      (
+        "%s: rope_freqs.weight: scaled rope from GGUF is not read; use the safetensors folder"
+      ):format(path)
+    )
   end
   local embed = index["token_embd.weight"]
   if not embed then
@@ -86,7 +90,8 @@ function M.name(name)
   return ("%s.%s"):format(TOP[outer], kind)
 end
 
---- Brings the rows of q and k from pairs (2i, 2i + 1) back to halves (i, i + D/2), for architectures that GGUF interleaves.
+--- Brings the rows of q and k from pairs (2i, 2i + 1) back to halves (i, i + D/2), for
+--- architectures that GGUF interleaves.
 ---@param shape table  the decoder's shape
 ---@return fun(name: string, y: liger.Tensor)
 function M.deinterleave(shape)

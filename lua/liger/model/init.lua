@@ -1,4 +1,5 @@
--- Loads a model: a Hugging Face folder or a GGUF file becomes a decoder and its tokenizer; saves one as a folder.
+-- Loads a model: a Hugging Face folder or a GGUF file becomes a decoder and its tokenizer; saves
+-- one as a folder.
 local cjson = require("cjson")
 local ffi = require("ffi")
 local decoder = require("liger.model.decoder")
@@ -49,7 +50,9 @@ local function read_json(path)
   return without_null(value)
 end
 
-local NEEDED = { "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size" }
+local NEEDED = {
+  "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+}
 
 local OPTIONAL = { "num_key_value_heads", "head_dim", "max_position_embeddings" }
 local BOOLEANS = { "tie_word_embeddings", "attention_bias", "mlp_bias" }
@@ -58,7 +61,9 @@ local BOOLEANS = { "tie_word_embeddings", "attention_bias", "mlp_bias" }
 local function check_config(config, path)
   local function whole(key, optional)
     local value = config[key]
-    if not (optional and value == nil) and (type(value) ~= "number" or value < 1 or value % 1 ~= 0 or value > 2 ^ 31) then
+    if not (optional and value == nil) and (
+      type(value) ~= "number" or value < 1 or value % 1 ~= 0 or value > 2 ^ 31
+    ) then
       lib.raise(("%s: %s is %s, wanted a whole number from 1"):format(path, key, tostring(value)))
     end
   end
@@ -96,7 +101,9 @@ function M.from_config(config, options)
   local path = options and options.path or "config"
   local name = FAMILIES[config.model_type]
   if not name then
-    lib.raise(("%s: model_type is %s, wanted llama or qwen3"):format(path, tostring(config.model_type)))
+    lib.raise(
+      ("%s: model_type is %s, wanted llama or qwen3"):format(path, tostring(config.model_type))
+    )
   end
   check_config(config, path)
   local family = require(name)
@@ -135,7 +142,11 @@ local function load_folder(path, dtype)
   if shards then
     local seen, map = {}, shards.weight_map
     if type(map) ~= "table" then
-      lib.raise(("%s/model.safetensors.index.json: weight_map is a %s, wanted an object"):format(path, type(map)))
+      lib.raise(
+        (
+          "%s/model.safetensors.index.json: weight_map is a %s, wanted an object"
+        ):format(path, type(map))
+      )
     end
     for _, name in pairs(map) do
       if not seen[name] then
@@ -174,12 +185,15 @@ local function load_gguf(path, dtype)
   local index = weights.index({ { path = path, file = file } })
   local config = gguf.config(meta, index, path)
   local model, family = M.from_config(config, { dtype = dtype, path = path })
-  weights.load(model, index, path, gguf.name, family.gguf_interleaved and gguf.deinterleave(model.shape) or nil)
+  weights.load(
+    model, index, path, gguf.name, family.gguf_interleaved and gguf.deinterleave(model.shape) or nil
+  )
   return model, require("liger.data.tokenizer").from_gguf(meta, path)
 end
 
 --- Loads a checkpoint.
----@param path string   a Hugging Face folder (config.json, safetensors, tokenizer.json), a run's checkpoint, or a GGUF file
+---@param path string   a Hugging Face folder (config.json, safetensors, tokenizer.json), a run's
+---   checkpoint, or a GGUF file
 ---@param options? { dtype?: string }  f32 (default), bf16 or f64
 ---@return liger.Decoder model
 ---@return liger.Tokenizer|nil tokenizer  nil when the folder has none
@@ -226,7 +240,8 @@ local function write_file(path, text)
   assert(os.rename(path .. ".tmp", path))
 end
 
---- Writes a model as a Hugging Face folder: config.json, model.safetensors and, from where it was loaded, the tokenizer's files.
+--- Writes a model as a Hugging Face folder: config.json, model.safetensors and, from where it was
+--- loaded, the tokenizer's files.
 ---@param model liger.Decoder
 ---@param folder string       made when it is not there
 ---@param tokenizer? liger.Tokenizer
@@ -241,7 +256,9 @@ function M.save(model, folder, tokenizer)
     config[key] = value
   end
   -- Newer files spell it dtype.
-  config[config.dtype and "dtype" or "torch_dtype"] = ({ f32 = "float32", bf16 = "bfloat16", f64 = "float64" })[model.dtype]
+  config[config.dtype and "dtype" or "torch_dtype"] = (
+    { f32 = "float32", bf16 = "bfloat16", f64 = "float64" }
+  )[model.dtype]
   write_file(folder .. "/config.json", cjson.encode(config) .. "\n")
   if tokenizer and tokenizer.files then
     for name, text in pairs(tokenizer:files()) do

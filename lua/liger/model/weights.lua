@@ -1,5 +1,5 @@
--- Weights between files and a decoder: safetensors folders in and out, GGUF in. Every weight of the decoder must be in the files
--- once, with its shape; what the files hold beyond that is named.
+-- Weights between files and a decoder: safetensors folders in and out, GGUF in. Every weight of the
+-- decoder must be in the files once, with its shape; what the files hold beyond that is named.
 local ffi = require("ffi")
 local lib = require("liger.ffi")
 local Tensor = require("liger.tensor")
@@ -19,7 +19,8 @@ end
 
 --- The tensors of open files by name.
 ---@param files { path: string, file: ffi.cdata* }[]
----@return table<string, { path: string, file: ffi.cdata*, index: integer, shape: integer[], type: string }>
+---@return table<string, { path: string, file: ffi.cdata*, index: integer, shape: integer[], type:
+---   string }>
 function M.index(files)
   local index = {}
   for _, f in ipairs(files) do
@@ -32,7 +33,9 @@ function M.index(files)
       if index[name] then
         lib.raise(("%s: tensor %s is in %s too"):format(f.path, name, index[name].path))
       end
-      index[name] = { path = f.path, file = f.file, index = i, shape = shape, type = ffi.string(t.type) }
+      index[name] = {
+        path = f.path, file = f.file, index = i, shape = shape, type = ffi.string(t.type),
+      }
     end
   end
   return index
@@ -42,7 +45,9 @@ end
 function M.read(entry, name, y)
   local got, wanted = Tensor.shape_text(entry.shape), Tensor.shape_text(y.shape)
   if got ~= wanted then
-    lib.raise(("%s: tensor %s is %s, wanted %s as the config says"):format(entry.path, name, got, wanted))
+    lib.raise(
+      ("%s: tensor %s is %s, wanted %s as the config says"):format(entry.path, name, got, wanted)
+    )
   end
   if lib.on_cpu then
     lib.check(C.lg_file_read(lib.ctx, entry.file, entry.index, y.raw))
@@ -106,17 +111,16 @@ end
 ---@param path string
 function M.save(model, path)
   local named = model:named_weights()
-  local kept = {}
   local names = ffi.new("const char *[?]", #named)
   local tensors = ffi.new("const lg_tensor *[?]", #named)
   for i, w in ipairs(named) do
-    local t = w.tensor
     if not lib.on_cpu then
-      t = M.on_host(w.tensor)
-      lib.check(C.lg_download(lib.ctx, w.tensor.raw, t.raw.data))
-      kept[i] = t
+      -- Kept in the list, and so alive, until it is written.
+      local host = M.on_host(w.tensor)
+      lib.check(C.lg_download(lib.ctx, w.tensor.raw, host.raw.data))
+      w.tensor = host
     end
-    names[i - 1], tensors[i - 1] = w.name, t.raw
+    names[i - 1], tensors[i - 1] = w.name, w.tensor.raw
   end
   lib.check(C.lg_safetensors_write(lib.ctx, path, names, tensors, #named, '{"format":"pt"}'))
 end

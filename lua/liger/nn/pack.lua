@@ -1,4 +1,5 @@
--- Packing: sequences of different lengths laid end to end, with the positions, boundaries and targets that the model needs.
+-- Packing: sequences of different lengths laid end to end, with the positions, boundaries and
+-- targets that the model needs.
 local lib = require("liger.ffi")
 local Tensor = require("liger.tensor")
 
@@ -32,7 +33,8 @@ function M.sequences(sequences)
     N = N + #s
   end
   local p = new_pack(N, #sequences)
-  local id, position, target, start = p.ids:data(), p.position:data(), p.target:data(), p.cu_seqlens:data()
+  local id, position, target, start =
+    p.ids:data(), p.position:data(), p.target:data(), p.cu_seqlens:data()
   local at = 0
   start[0] = 0
   for i, s in ipairs(sequences) do
@@ -46,9 +48,11 @@ function M.sequences(sequences)
   return p
 end
 
---- Packs prompts (`ids`) with their completions; only completion ids are targets, and the last of them is no input, since nothing follows.
+--- Packs prompts (`ids`) with their completions; only completion ids are targets, and the last of
+--- them is no input, since nothing follows.
 ---@param samples { ids: integer[], completion: integer[] }[]
----@return liger.Pack pack  with, for the K completion tokens: rows [K] i32 (where each is predicted), sequence [K] i32 (its sample, from
+---@return liger.Pack pack  with, for the K completion tokens: rows [K] i32 (where each is
+---   predicted), sequence [K] i32 (its sample, from
 ---   0), completion_cu [S+1] i32, num_completion
 function M.completions(samples)
   local N, K = 0, 0
@@ -63,7 +67,8 @@ function M.completions(samples)
   p.rows, p.sequence = Tensor.stage({ K }, "i32"), Tensor.stage({ K }, "i32")
   p.completion_cu = Tensor.stage({ #samples + 1 }, "i32")
   p.num_completion = K
-  local id, position, target, start = p.ids:data(), p.position:data(), p.target:data(), p.cu_seqlens:data()
+  local id, position, target, start =
+    p.ids:data(), p.position:data(), p.target:data(), p.cu_seqlens:data()
   local rows, sequence, completion_start = p.rows:data(), p.sequence:data(), p.completion_cu:data()
   local at, k = 0, 0
   start[0], completion_start[0] = 0, 0

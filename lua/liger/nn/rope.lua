@@ -1,5 +1,5 @@
--- Rotary position embedding: inverse frequencies from a config, and the cos and sin tables that ops.rope reads. Everything is
--- computed in double; positions past 256 do not fit bf16.
+-- Rotary position embedding: inverse frequencies from a config, and the cos and sin tables that
+-- ops.rope reads. Everything is computed in double; positions past 256 do not fit bf16.
 local lib = require("liger.ffi")
 local Tensor = require("liger.tensor")
 
@@ -30,7 +30,8 @@ end
 -- The length up to which the frequencies of the dynamic type stay as they are.
 local function trained_length(rope)
   local scaling = rope.scaling
-  return scaling.original_max_position_embeddings or scaling.max_position_embeddings or rope.max_positions
+  return scaling.original_max_position_embeddings or scaling.max_position_embeddings
+    or rope.max_positions
 end
 
 -- Dynamic NTK (transformers' rule): past the trained length the base grows with the sequence.
@@ -43,7 +44,8 @@ function scalings.dynamic(freq, rope, length)
   return default_frequencies(rope.theta * grown ^ (rope.dim / (rope.dim - 2)), rope.dim)
 end
 
--- Llama 3.1: long wavelengths are divided by the factor, short ones kept, those between interpolated.
+-- Llama 3.1: long wavelengths are divided by the factor, short ones kept, those between
+-- interpolated.
 function scalings.llama3(freq, rope)
   local scaling = rope.scaling
   local factor, low, high = scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor
@@ -60,7 +62,8 @@ function scalings.llama3(freq, rope)
   return freq
 end
 
---- The rope settings of a Hugging Face config, old keys (rope_theta, rope_scaling) and new (rope_parameters).
+--- The rope settings of a Hugging Face config, old keys (rope_theta, rope_scaling) and new
+--- (rope_parameters).
 ---@param config table
 ---@param head_dim integer
 ---@return table rope  theta, dim (rotated dimensions of a head), scaling, max_positions
@@ -70,23 +73,39 @@ function M.from_config(config, head_dim)
   if scaling == nil then
     scaling = { rope_type = "default" }
   elseif type(scaling) ~= "table" then
-    lib.raise(("config: %s is %s, wanted an object"):format(parameters and "rope_parameters" or "rope_scaling", tostring(scaling)))
+    lib.raise(
+      ("config: %s is %s, wanted an object"):format(
+        parameters and "rope_parameters" or "rope_scaling", tostring(scaling)
+      )
+    )
   end
   local kind = scaling.rope_type or scaling.type or "default"
   if not scalings[kind] then
-    lib.raise(("config: rope type is %s, wanted default, linear, dynamic or llama3"):format(tostring(kind)))
+    lib.raise(
+      ("config: rope type is %s, wanted default, linear, dynamic or llama3"):format(tostring(kind))
+    )
   end
   local wants = { linear = { "factor" }, dynamic = { "factor" } }
-  wants.llama3 = { "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings" }
+  wants.llama3 = {
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+  }
   for _, key in ipairs(wants[kind] or {}) do
     local value = scaling[key]
     if type(value) ~= "number" or not (value > 0 and value < math.huge) then
-      lib.raise(("config: rope type %s: %s is %s, wanted a number above 0"):format(kind, key, tostring(value)))
+      lib.raise(
+        ("config: rope type %s: %s is %s, wanted a number above 0"):format(
+          kind, key, tostring(value)
+        )
+      )
     end
   end
   local partial = scaling.partial_rotary_factor or config.partial_rotary_factor or 1
   if type(partial) ~= "number" or not (partial > 0 and partial <= 1) then
-    lib.raise(("config: partial_rotary_factor is %s, wanted a number above 0, at most 1"):format(tostring(partial)))
+    lib.raise(
+      (
+        "config: partial_rotary_factor is %s, wanted a number above 0, at most 1"
+      ):format(tostring(partial))
+    )
   end
   local theta = scaling.rope_theta or config.rope_theta or 10000
   if type(theta) ~= "number" or not (theta > 0 and theta < math.huge) then

@@ -1,5 +1,5 @@
--- AdamW with TRL's defaults: decoupled decay (none on norms and biases), clipping by the global norm. bf16 weights keep an fp32
--- master copy.
+-- AdamW with TRL's defaults: decoupled decay (none on norms and biases), clipping by the global
+-- norm. bf16 weights keep an fp32 master copy.
 local clip = require("liger.optim.clip")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
@@ -34,7 +34,8 @@ local RANGES = {
 ---@param tensor liger.Tensor
 function M.decays(name, tensor)
   local last = name:match("([^.]*)%.weight$") or ""
-  return #tensor.shape >= 2 and not name:find("%.bias$") and not last:find("norm") and not last:find("^ln")
+  return #tensor.shape >= 2 and not name:find("%.bias$") and not last:find("norm")
+    and not last:find("^ln")
 end
 
 local function zeros(shape, dtype)
@@ -55,7 +56,11 @@ function M.new(parameters, options)
       lib.raise(("adamw: unknown option %s"):format(tostring(key)))
     end
     if type(value) ~= "number" or not (value >= range[1] and value < range[2]) then
-      lib.raise(("adamw: %s is %s, wanted a number from %g to below %g"):format(key, tostring(value), range[1], range[2]))
+      lib.raise(
+        ("adamw: %s is %s, wanted a number from %g to below %g"):format(
+          key, tostring(value), range[1], range[2]
+        )
+      )
     end
     self[key] = value
   end
@@ -74,7 +79,8 @@ function M.new(parameters, options)
   return self
 end
 
---- One update from the gradients, which are zeroed after it. A norm that is not finite changes nothing.
+--- One update from the gradients, which are zeroed after it. A norm that is not finite changes
+--- nothing.
 ---@param lr? number  rate of this step
 ---@return number grad_norm  before clipping
 ---@return boolean updated    false: the norm was not finite and the step was skipped

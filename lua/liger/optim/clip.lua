@@ -25,7 +25,7 @@ end
 ---@param max_norm number  0: no clipping
 ---@return number
 function M.factor(norm, max_norm)
-  if not (max_norm >= 0) then
+  if max_norm ~= max_norm or max_norm < 0 then
     lib.raise(("clip: max_grad_norm is %s, wanted 0 (off) or more"):format(tostring(max_norm)))
   end
   if max_norm == 0 then

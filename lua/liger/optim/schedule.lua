@@ -1,4 +1,5 @@
--- Learning-rate schedules: each gives the rate of optimiser step t, counted from 0, as transformers' schedulers do.
+-- Learning-rate schedules: each gives the rate of optimiser step t, counted from 0, as
+-- transformers' schedulers do.
 local lib = require("liger.ffi")
 
 local M = {}
@@ -84,11 +85,14 @@ local function check(o)
     end
   end
   if not DECAY_TYPES[o.decay_type] then
-    lib.raise(("schedule: decay_type is %s, wanted cosine, linear or 1-sqrt"):format(tostring(o.decay_type)))
+    lib.raise(
+      ("schedule: decay_type is %s, wanted cosine, linear or 1-sqrt"):format(tostring(o.decay_type))
+    )
   end
 end
 
---- A schedule by name: constant, linear, cosine, inverse_sqrt, polynomial, wsd, or transformers' longer names.
+--- A schedule by name: constant, linear, cosine, inverse_sqrt, polynomial, wsd, or transformers'
+--- longer names.
 ---@param name string
 ---@param options table  lr, steps, warmup, and those of the kind
 ---@return fun(step: integer): number  rate of step 0, 1, ...
@@ -96,7 +100,9 @@ function M.new(name, options)
   local kind = kinds[aliases[name] or name]
   if not kind then
     lib.raise(
-      ("schedule: name is %s, wanted constant, linear, cosine, inverse_sqrt, polynomial or wsd"):format(tostring(name))
+      (
+        "schedule: name is %s, wanted constant, linear, cosine, inverse_sqrt, polynomial or wsd"
+      ):format(tostring(name))
     )
   end
   local o = {}

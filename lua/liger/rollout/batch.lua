@@ -1,4 +1,5 @@
--- A batch of completions on its way from the sampler to the loss: rewards, advantages, and packed micro-batches of what has a gradient.
+-- A batch of completions on its way from the sampler to the loss: rewards, advantages, and packed
+-- micro-batches of what has a gradient.
 local lib = require("liger.ffi")
 local pack = require("liger.nn.pack")
 local rollout = require("liger.rollout")
@@ -59,8 +60,13 @@ function Batch:score(reward)
   for i, s in ipairs(self.samples) do
     local value = reward(s.text, s.row, s)
     if type(value) ~= "number" or value - value ~= 0 then
-      local got = type(value) ~= "number" and type(value) or value ~= value and "NaN" or tostring(value)
-      lib.raise(("reward: it gave %s for completion %d, wanted a finite number; the completion is %q"):format(got, i, s.text))
+      local got = type(value) ~= "number" and type(value) or value ~= value and "NaN"
+        or tostring(value)
+      lib.raise(
+        (
+          "reward: it gave %s for completion %d, wanted a finite number; the completion is %q"
+        ):format(got, i, s.text)
+      )
     end
     s.reward = value
     sum = sum + value
@@ -147,7 +153,8 @@ local function column(samples, K, dtype, value)
   return t
 end
 
---- Packs samples with what the loss needs: mask, weight, advantage, old_logp (and ref_logp where samples have it), [K] each.
+--- Packs samples with what the loss needs: mask, weight, advantage, old_logp (and ref_logp where
+--- samples have it), [K] each.
 ---@param samples liger.Sample[]
 ---@return liger.Pack
 function M.pack(samples)
@@ -174,8 +181,9 @@ function M.pack(samples)
   return p
 end
 
---- Micro-batches of the samples that have a gradient. A sample whose gradient is known to be 0 before the forward (masked, or advantage 0
---- without a KL term) is left out; its tokens still count in the weights of the others.
+--- Micro-batches of the samples that have a gradient. A sample whose gradient is known to be 0
+--- before the forward (masked, or advantage 0 without a KL term) is left out; its tokens still
+--- count in the weights of the others.
 ---@param max_tokens integer  a micro-batch; 0: no limit
 ---@param keep_all? boolean   the loss has a term beside the advantage
 ---@return fun(): liger.Pack|nil
@@ -197,7 +205,10 @@ end
 --- Lengths as TRL names them.
 ---@return table<string, number>
 function Batch:metrics()
-  local m = { total = 0, low = math.huge, high = 0, cut = 0, ended = 0, ended_total = 0, ended_low = math.huge, ended_high = 0 }
+  local m = {
+    total = 0, low = math.huge, high = 0, cut = 0, ended = 0, ended_total = 0,
+    ended_low = math.huge, ended_high = 0,
+  }
   for _, s in ipairs(self.samples) do
     local n = #s.completion
     m.total, m.low, m.high = m.total + n, math.min(m.low, n), math.max(m.high, n)

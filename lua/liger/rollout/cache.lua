@@ -1,5 +1,5 @@
--- The paged key/value cache: a tensor pair a layer, pages handed out from a free list and counted, since the sequences of one prompt
--- share its full pages.
+-- The paged key/value cache: a tensor pair a layer, pages handed out from a free list and counted,
+-- since the sequences of one prompt share its full pages.
 local lib = require("liger.ffi")
 local Tensor = require("liger.tensor")
 
@@ -27,7 +27,8 @@ end
 
 --- Bytes of one page over all layers.
 function M.page_bytes(shape, dtype)
-  return 2 * shape.layers * shape.kv_heads * shape.head_dim * M.page_size * Tensor.dtype_bytes[dtype]
+  local numbers = 2 * shape.layers * shape.kv_heads * shape.head_dim * M.page_size
+  return numbers * Tensor.dtype_bytes[dtype]
 end
 
 --- Takes a page; raises when none is left, which admission prevents.

@@ -1,6 +1,7 @@
--- Batched generation over the paged cache. Prompts join when pages are free, their group shares the prompt's pages, sequences
--- leave when they stop. The draw of a token depends on (seed, sequence number, position) alone, and every op treats rows alone, so
--- a sequence is the same whoever shares its batch, and its log-probabilities are those of a training forward, bit for bit.
+-- Batched generation over the paged cache. Prompts join when pages are free, their group shares the
+-- prompt's pages, sequences leave when they stop. The draw of a token depends on (seed, sequence
+-- number, position) alone, and every op treats rows alone, so a sequence is the same whoever shares
+-- its batch, and its log-probabilities are those of a training forward, bit for bit.
 local autograd = require("liger.autograd")
 local cache_module = require("liger.rollout.cache")
 local lib = require("liger.ffi")
@@ -43,9 +44,13 @@ local function check_options(options)
   end
   local function range(key, low, high, whole)
     local value = o[key]
-    if type(value) ~= "number" or not (value >= low and value <= high) or (whole and value % 1 ~= 0) then
+    if type(value) ~= "number" or not (value >= low and value <= high) or (
+      whole and value % 1 ~= 0
+    ) then
       lib.raise(
-        ("generate: %s is %s, wanted a %snumber from %g to %g"):format(key, tostring(value), whole and "whole " or "", low, high)
+        ("generate: %s is %s, wanted a %snumber from %g to %g"):format(
+          key, tostring(value), whole and "whole " or "", low, high
+        )
       )
     end
   end
@@ -97,10 +102,10 @@ local function sample(self, z, rows)
   local top_k = o.greedy and 1 or math.max(o.top_k, 0)
   local id, logp = ops.sample(z, sequence, position, o.seed, top_k, o.top_p, o.min_p)
   local id_data, logp_data = id:read(), logp:read()
-  local on_token, result = o.on_token, nil
+  local on_token = o.on_token
   for i = 1, B do
     local row = rows[i]
-    result = row.result
+    local result = row.result
     local n = #result.ids + 1
     row.last = id_data[i - 1]
     result.ids[n], result.logp[n] = row.last, tonumber(logp_data[i - 1])
@@ -116,7 +121,9 @@ local function sample(self, z, rows)
 end
 
 local function logits(self, hidden)
-  return ops.linear_logits(hidden, self.model.weights.head, nil, self.options.greedy and 1 or self.options.temperature, 0)
+  return ops.linear_logits(
+    hidden, self.model.weights.head, nil, self.options.greedy and 1 or self.options.temperature, 0
+  )
 end
 
 -- The slots of a prompt's tokens on its pages.
@@ -128,8 +135,8 @@ local function slots_of(pages, from, to)
   return slots
 end
 
--- The rows of a prompt's group: the first owns the pages the prompt was written to, the others share the full ones and get copies
--- of the rest.
+-- The rows of a prompt's group: the first owns the pages the prompt was written to, the others
+-- share the full ones and get copies of the rest.
 local function group_rows(self, prompt, index, pages, from, to)
   local rows, full = {}, math.floor(#prompt / PAGE)
   for g = 1, self.options.group do
@@ -162,7 +169,8 @@ local function group_rows(self, prompt, index, pages, from, to)
   return rows
 end
 
--- Runs waiting prompts through the model, as many as pages and PREFILL_TOKENS allow, and draws their first tokens.
+-- Runs waiting prompts through the model, as many as pages and PREFILL_TOKENS allow, and draws
+-- their first tokens.
 local function admit(self)
   local prompts, first, tokens = {}, self.next, 0
   while self.next <= #self.prompts do
@@ -198,10 +206,11 @@ local function admit(self)
     end
   end
   local cache, slot, scale = self.cache, i32(slots), self.model.shape.head_dim ^ -0.5
-  local hidden = self.model:forward(batch.ids, batch.position, batch.max_length, function(layer, q, k, v)
+  local function attend(layer, q, k, v)
     ops.cache_write(k, v, slot, cache.k[layer], cache.v[layer])
     return (ops.attention(q, k, v, batch.cu_seqlens, scale, true))
-  end)
+  end
+  local hidden = self.model:forward(batch.ids, batch.position, batch.max_length, attend)
   if #from > 0 then
     local from_slot, to_slot = i32(from), i32(to)
     for layer = 1, #cache.k do
@@ -304,9 +313,12 @@ end
 --- Generates completions.
 ---@param model liger.Decoder
 ---@param prompts integer[][]  ids of each prompt, at least one
----@param options? table       group, max_new, temperature, top_k, top_p, min_p, greedy, stop, seed, first_sequence, ...
----@return { ids: integer[], logp: number[], stopped: boolean, prompt: integer }[]  group completions a prompt, prompt by prompt;
----   ids hold the stop id; logp is under the softmax at the temperature (at 1 when greedy); stopped is false when max_new cut it
+---@param options? table       group, max_new, temperature, top_k, top_p, min_p, greedy, stop, seed,
+---   first_sequence, ...
+---@return { ids: integer[], logp: number[], stopped: boolean, prompt: integer }[]  group
+---   completions a prompt, prompt by prompt;
+---   ids hold the stop id; logp is under the softmax at the temperature (at 1 when greedy); stopped
+---   is false when max_new cut it
 function M.generate(model, prompts, options)
   local o = check_options(options)
   local self = setmetatable({
@@ -330,7 +342,9 @@ function M.generate(model, prompts, options)
     local limit = model.config.max_position_embeddings
     if limit and #prompt + o.max_new > limit then
       lib.raise(
-        ("generate: prompt %d has %d tokens and max_new is %d, wanted at most %d together"):format(i, #prompt, o.max_new, limit)
+        ("generate: prompt %d has %d tokens and max_new is %d, wanted at most %d together"):format(
+          i, #prompt, o.max_new, limit
+        )
       )
     end
     for g = 1, o.group do
@@ -345,7 +359,10 @@ function M.generate(model, prompts, options)
   local affordable = math.floor(o.cache_bytes / cache_module.page_bytes(model.shape, model.dtype))
   if affordable < largest then
     lib.raise(
-      ("generate: a prompt needs %d cache pages and cache_bytes = %d gives %d; raise cache_bytes or lower group or max_new"):format(
+      (
+        "generate: a prompt needs %d cache pages and cache_bytes = %d gives %d; raise cache_bytes "
+          .. "or lower group or max_new"
+      ):format(
         largest, o.cache_bytes, affordable
       )
     )

@@ -37,7 +37,11 @@ end
 function builtin.numeric(completion, row)
   local wanted = last_number(answer_of(row))
   if not wanted then
-    lib.raise(("reward: the answer of row %s has no number: %s"):format(tostring(row._line or "?"), answer_of(row)))
+    lib.raise(
+      ("reward: the answer of row %s has no number: %s"):format(
+        tostring(row._line or "?"), answer_of(row)
+      )
+    )
   end
   return last_number(completion) == wanted and 1 or 0
 end
@@ -58,7 +62,9 @@ function M.load(name)
   end
   local reward = chunk()
   if type(reward) ~= "function" then
-    lib.raise(("reward: %s returned %s, wanted a function(completion, row)"):format(name, type(reward)))
+    lib.raise(
+      ("reward: %s returned %s, wanted a function(completion, row)"):format(name, type(reward))
+    )
   end
   return reward
 end

@@ -31,7 +31,9 @@ M.common = {
     comment = "of the weights: f32 or bf16",
     allow = { "f32", "bf16" },
   },
-  device = { name = "device", default = "auto", comment = "auto (a GPU when there is one), cpu or cuda:N" },
+  device = {
+    name = "device", default = "auto", comment = "auto (a GPU when there is one), cpu or cuda:N",
+  },
 }
 
 --- Refuses what is no name of a device.

@@ -1,0 +1,234 @@
+/* Attention over packed sequences, forward.
+ *
+ *   y[i,h] = sum_j p[j] v[j],  p = softmax_j(scale q[i,h] . k[j]),  lse[i,h] = ln sum_j exp(scale q[i,h] . k[j])
+ *
+ * A block owns a tile of queries of one head of one sequence: it reads them once, goes over the sequence's keys and values in
+ * tiles (up to the diagonal if causal) with a running maximum and sum, and writes its rows of y and lse. Rows do not depend on
+ * each other. 16-bit types run on tensor cores with fp32 sums; fp32 runs in fused multiply-adds.
+ */
+#include "attention.cuh"
+#include "mma.cuh"
+
+template <class T>
+struct forward_args {
+    head_rows<const T> q, k, v;
+    head_rows<T> y;
+    float *lse;
+    const int32_t *cu;
+    int S, N, H, group, d;
+    float scale; /* above 0; of the 16-bit kernels times log2(e) */
+    bool negate; /* the scores count negative */
+    bool causal, aligned;
+};
+
+/* ---- mma.sync ---- */
+
+/* The tiles of a head size: a warp owns 32 rows, so that a fragment of keys serves two products; 16 at D = 256, where 32 rows
+ * of sums do not fit in registers. */
+template <int D>
+struct forward_tiles {
+    static constexpr int Fragments = D > 128 ? 1 : 2, Warps = D > 128 ? 8 : 4, Threads = 32 * Warps;
+    static constexpr int Queries = 128, Keys = 64, Panels = (D + 63) / 64,
+                         BlocksPerSm = D > 128 ? 1 : 2;
+    static constexpr int64_t bytes = (int64_t)Panels * 128 * (Queries + 4 * Keys);
+};
+
+template <class T, int D>
+__global__ void __launch_bounds__(forward_tiles<D>::Threads, forward_tiles<D>::BlocksPerSm)
+    attention_forward(forward_args<T> a) {
+    using Tiles = forward_tiles<D>;
+    constexpr int M = Tiles::Fragments, Keys = Tiles::Keys, Queries = Tiles::Queries,
+                  Threads = Tiles::Threads;
+    constexpr int KeyBytes = Tiles::Panels * 128 * Keys;
+    extern __shared__ __align__(1024) char memory[];
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 * M, h = blockIdx.y, g = h / a.group;
+    sequence_tile tile;
+    if (!find_tile(a.cu, a.S, a.N, Queries, blockIdx.x, false, &tile)) return;
+    uint32_t q = shared_address(memory), k = q + Tiles::Panels * 128 * Queries,
+             v = k + 2 * KeyBytes;
+    int keys = a.causal ? min(tile.length, tile.row + Queries) : tile.length;
+
+    auto load_keys = [&](int j0, int stage) {
+        load_tile<D, Keys, Threads>(
+            k + stage * KeyBytes, threadIdx.x, a.d, a.aligned, a.k.data,
+            [&](int j) { return j0 + j < keys ? a.k.row(tile.first + j0 + j, g) : NULL; });
+        load_tile<D, Keys, Threads>(
+            v + stage * KeyBytes, threadIdx.x, a.d, a.aligned, a.v.data,
+            [&](int j) { return j0 + j < keys ? a.v.row(tile.first + j0 + j, g) : NULL; });
+    };
+    load_tile<D, Queries, Threads>(q, threadIdx.x, a.d, a.aligned, a.q.data, [&](int i) {
+        return tile.row + i < tile.length ? a.q.row(tile.first + tile.row + i, h) : NULL;
+    });
+    load_keys(0, 0);
+    copy_commit();
+
+    float y[M][D / 8][4] = {}, top[M][2], sum[M][2] = {};
+#pragma unroll
+    for (int m = 0; m < M; m++) top[m][0] = top[m][1] = -INFINITY;
+    for (int j0 = 0, stage = 0; j0 < keys; j0 += Keys, stage ^= 1) {
+        copy_wait<0>();
+        __syncthreads();
+        if (j0 + Keys < keys) load_keys(j0 + Keys, stage ^ 1);
+        copy_commit();
+        uint32_t k_tile = k + stage * KeyBytes, v_tile = v + stage * KeyBytes;
+
+        float s[M][Keys / 8][4] = {};
+#pragma unroll
+        for (int c = 0; c < D / 16; c++) {
+            uint32_t x[M][4];
+#pragma unroll
+            for (int m = 0; m < M; m++) load_a<Queries>(x[m], q, row + 16 * m, c, lane);
+#pragma unroll
+            for (int n = 0; n < Keys / 16; n++) {
+                uint32_t b[4];
+                load_b<Keys>(b, k_tile, 16 * n, c, lane);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    product(s[m][2 * n], x[m], b[0], b[1], T());
+                    product(s[m][2 * n + 1], x[m], b[2], b[3], T());
+                }
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            int first = tile.row + row + 16 * m; /* the fragment's first row */
+            if (a.negate)
+#pragma unroll
+                for (int n = 0; n < Keys / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) s[m][n][e] = -s[m][n][e];
+            if (j0 + Keys > keys || (a.causal && j0 + Keys - 1 > first)) {
+#pragma unroll
+                for (int n = 0; n < Keys / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        int j = j0 + 8 * n + lane % 4 * 2 + e % 2, i = first + lane / 4 + e / 2 * 8;
+                        if (j >= keys || (a.causal && j > i)) s[m][n][e] = -INFINITY;
+                    }
+            }
+            float alpha[2];
+            softmax_step(s[m], a.scale, top[m], sum[m], alpha);
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) y[m][n][e] *= alpha[e / 2];
+        }
+#pragma unroll
+        for (int c = 0; c < Keys / 16; c++) {
+            uint32_t x[M][4];
+#pragma unroll
+            for (int m = 0; m < M; m++) accumulators_as_a<T>(x[m], s[m][2 * c], s[m][2 * c + 1]);
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                uint32_t b[4];
+                load_b_rows<Keys>(b, v_tile, 16 * c, n, lane);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    product(y[m][2 * n], x[m], b[0], b[1], T());
+                    product(y[m][2 * n + 1], x[m], b[2], b[3], T());
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        float factor[2];
+        int first = tile.row + row + 16 * m;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float total = quad_reduce(sum[m][half], Sum());
+            int i = first + lane / 4 + 8 * half;
+            factor[half] = 1 / total;
+            if (lane % 4 == 0 && i < tile.length)
+                a.lse[(int64_t)(tile.first + i) * a.H + h] =
+                    (top[m][half] * a.scale + log2f(total)) * LN2;
+        }
+        store_rows<T, D / 8, Queries>(
+            y[m], factor, q, row + 16 * m, a.d, a.aligned, lane, [&](int r) {
+                return first + r < tile.length ? a.y.row(tile.first + first + r, h) : NULL;
+            });
+    }
+}
+
+/* ---- fp32 ---- */
+
+template <int D>
+__global__ void __launch_bounds__(F32_THREADS) attention_forward_f32(forward_args<float> a) {
+    extern __shared__ __align__(1024) char memory[];
+    constexpr int Rows = 64;
+    int h = blockIdx.y, g = h / a.group;
+    sequence_tile tile;
+    if (!find_tile(a.cu, a.S, a.N, Rows, blockIdx.x, false, &tile)) return;
+    auto token = [&](int r) { return (int64_t)tile.first + tile.row + r; };
+    attend_f32<D, Rows / 16>(
+        (float *)memory, a.causal ? min(tile.length, tile.row + Rows) : tile.length,
+        a.causal ? tile.row : -1, a.d, a.scale,
+        [&](int r) { return tile.row + r < tile.length ? a.q.row(token(r), h) : NULL; },
+        [&](int j) { return a.k.row(tile.first + j, g); },
+        [&](int j) { return a.v.row(tile.first + j, g); },
+        [&](int r) { return tile.row + r < tile.length ? a.y.row(token(r), h) : NULL; },
+        [&](int r, float lse) { a.lse[token(r) * a.H + h] = lse; });
+}
+
+/* ---- launchers ---- */
+
+template <class T, int D>
+static lg_status launch_forward(lg_context *ctx, const forward_args<T> &a) {
+    using Tiles = forward_tiles<D>;
+    dim3 grid((unsigned)num_sequence_tiles(a.N, a.S, Tiles::Queries), (unsigned)a.H);
+    return launch(ctx, "attention", attention_forward<T, D>, grid, Tiles::Threads, Tiles::bytes, a);
+}
+
+template <int D>
+static lg_status launch_forward_f32(lg_context *ctx, const forward_args<float> &a) {
+    dim3 grid((unsigned)num_sequence_tiles(a.N, a.S, 64), (unsigned)a.H);
+    return launch(ctx, "attention", attention_forward_f32<D>, grid, F32_THREADS,
+                  attend_f32_bytes<D, 4>(), a);
+}
+
+/* A head size runs in the next larger one that there is. */
+static lg_status forward_of_size(lg_context *ctx, const forward_args<float> &a) {
+    if (a.d <= 64) return launch_forward_f32<64>(ctx, a);
+    if (a.d <= 128) return launch_forward_f32<128>(ctx, a);
+    return launch_forward_f32<256>(ctx, a);
+}
+
+template <class T>
+static lg_status forward_of_size(lg_context *ctx, forward_args<T> a) {
+    a.negate = a.scale < 0;
+    a.scale = fmaxf(fabsf(a.scale) * LOG2E, 1e-30f); /* 0 times -inf is NaN */
+    if (a.d <= 32) return launch_forward<T, 32>(ctx, a);
+    if (a.d <= 64) return launch_forward<T, 64>(ctx, a);
+    if (a.d <= 96) return launch_forward<T, 96>(ctx, a);
+    if (a.d <= 128) return launch_forward<T, 128>(ctx, a);
+    return launch_forward<T, 256>(ctx, a);
+}
+
+extern "C" lg_status cuda_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k,
+                                    const lg_tensor *v, const lg_tensor *cu_seqlens, double scale,
+                                    bool causal, lg_tensor *y, lg_tensor *lse) {
+    int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1],
+            S = cu_seqlens->shape[0] - 1;
+    LG_TRY(check_heads(ctx, "attention", H, G, D));
+    if (N == 0 || S == 0 || H == 0) return LG_OK;
+    return dispatch_float(ctx, "attention", q->dtype, [&](auto t) {
+        using T = decltype(t);
+        forward_args<T> a = {heads_of<const T>(q),
+                             heads_of<const T>(k),
+                             heads_of<const T>(v),
+                             heads_of<T>(y),
+                             (float *)lse->data,
+                             (const int32_t *)cu_seqlens->data,
+                             (int)S,
+                             (int)N,
+                             (int)H,
+                             (int)(H / G),
+                             (int)D,
+                             (float)scale,
+                             false,
+                             causal,
+                             heads_aligned(q) && heads_aligned(k) && heads_aligned(v) &&
+                                 heads_aligned(y)};
+        return forward_of_size(ctx, a);
+    });
+}
