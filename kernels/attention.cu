@@ -8,6 +8,7 @@
  */
 #include "attention.cuh"
 #include "mma.cuh"
+#include "wgmma.cuh"
 
 template <class T>
 struct forward_args {
@@ -20,6 +21,26 @@ struct forward_args {
     bool negate; /* the scores count negative */
     bool causal, aligned;
 };
+
+/* A warp's 16 rows from `row` of the tile on leave through those rows of the queries' tile. */
+template <class T, int D, int Queries>
+__device__ __forceinline__ void finish_rows(const forward_args<T> &a, const sequence_tile &tile, int h,
+                                            const float (&y)[D / 8][4], const float (&top)[2], const float (&sum)[2], uint32_t q,
+                                            int row, int lane) {
+    float factor[2];
+    int first = tile.row + row;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float total = quad_reduce(sum[half], Sum());
+        int i = first + lane / 4 + 8 * half;
+        factor[half] = 1 / total;
+        if (lane % 4 == 0 && i < tile.length)
+            a.lse[(int64_t)(tile.first + i) * a.H + h] = (top[half] * a.scale + log2f(total)) * LN2;
+    }
+    store_rows<T, D / 8, Queries>(y, factor, q, row, a.d, a.aligned, lane, [&](int r) {
+        return first + r < tile.length ? a.y.row(tile.first + first + r, h) : NULL;
+    });
+}
 
 /* ---- mma.sync ---- */
 
@@ -131,23 +152,107 @@ __global__ void __launch_bounds__(forward_tiles<D>::Threads, forward_tiles<D>::B
         }
     }
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        float factor[2];
-        int first = tile.row + row + 16 * m;
+    for (int m = 0; m < M; m++) finish_rows<T, D, Queries>(a, tile, h, y[m], top[m], sum[m], q, row + 16 * m, lane);
+}
+
+/* ---- wgmma: two times four warps, 16 rows a warp ---- */
+
+/* The scores of the next keys and the product with these values are in flight while the next softmax runs. */
+template <int D>
+struct hopper_tiles {
+    static constexpr int Queries = 128, Keys = 128, Threads = 256, Panels = D / 64;
+    static constexpr int QueryBytes = Panels * 128 * Queries, KeyBytes = Panels * 128 * Keys;
+    static constexpr int64_t bytes = 1024 + QueryBytes + 4 * KeyBytes;
+};
+
+template <class T, int D>
+__global__ void __launch_bounds__(256, 1) attention_forward_hopper(forward_args<T> a) {
+    using Tiles = hopper_tiles<D>;
+    constexpr int Keys = Tiles::Keys, Queries = Tiles::Queries, Threads = Tiles::Threads;
+    extern __shared__ __align__(1024) char memory[];
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16, group_row = threadIdx.x / 128 * 64;
+    int h = blockIdx.y, g = h / a.group;
+    sequence_tile tile;
+    if (!find_tile(a.cu, a.S, a.N, Queries, blockIdx.x, false, &tile)) return;
+    uint32_t q = (shared_address(memory) + 1023) / 1024 * 1024, k = q + Tiles::QueryBytes, v = k + 2 * Tiles::KeyBytes;
+    int keys = a.causal ? min(tile.length, tile.row + Queries) : tile.length, first = tile.row + row;
+
+    auto load_keys = [&](int j0) {
+        if (j0 >= keys) return;
+        load_tile<D, Keys, Threads>(k + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x, a.d, a.aligned, a.k.data, [&](int j) {
+            return j0 + j < keys ? a.k.row(tile.first + j0 + j, g) : NULL;
+        });
+    };
+    auto load_values = [&](int j0) {
+        if (j0 >= keys) return;
+        load_tile<D, Keys, Threads>(v + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x, a.d, a.aligned, a.v.data, [&](int j) {
+            return j0 + j < keys ? a.v.row(tile.first + j0 + j, g) : NULL;
+        });
+    };
+    float y[D / 8][4] = {}, s[Keys / 8][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, alpha[2];
+    uint32_t p[Keys / 16][4];
+    auto softmax = [&](int j0) {
+        if (a.negate)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float total = quad_reduce(sum[m][half], Sum());
-            int i = first + lane / 4 + 8 * half;
-            factor[half] = 1 / total;
-            if (lane % 4 == 0 && i < tile.length)
-                a.lse[(int64_t)(tile.first + i) * a.H + h] =
-                    (top[m][half] * a.scale + log2f(total)) * LN2;
+            for (int n = 0; n < Keys / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[n][e] = -s[n][e];
+        if (j0 + Keys > keys || (a.causal && j0 + Keys - 1 > first)) {
+#pragma unroll
+            for (int n = 0; n < Keys / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int j = j0 + 8 * n + lane % 4 * 2 + e % 2, i = first + lane / 4 + e / 2 * 8;
+                    if (j >= keys || (a.causal && j > i)) s[n][e] = -INFINITY;
+                }
         }
-        store_rows<T, D / 8, Queries>(
-            y[m], factor, q, row + 16 * m, a.d, a.aligned, lane, [&](int r) {
-                return first + r < tile.length ? a.y.row(tile.first + first + r, h) : NULL;
-            });
+        softmax_step(s, a.scale, top, sum, alpha);
+    };
+    auto pack_scores = [&] {
+#pragma unroll
+        for (int c = 0; c < Keys / 16; c++) accumulators_as_a<T>(p[c], s[2 * c], s[2 * c + 1]);
+    };
+    load_tile<D, Queries, Threads>(q, threadIdx.x, a.d, a.aligned, a.q.data, [&](int i) {
+        return tile.row + i < tile.length ? a.q.row(tile.first + tile.row + i, h) : NULL;
+    });
+    load_keys(0);
+    copy_commit();
+    load_values(0);
+    load_keys(Keys);
+    copy_commit();
+    copy_wait<1>();
+    fence_async();
+    __syncthreads();
+    wgmma_fence();
+    wgmma_scores<T, D, Queries, Keys>(s, q, group_row, k);
+    wgmma_wait<0>();
+    softmax(0);
+    pack_scores();
+    for (int j0 = 0; j0 < keys; j0 += Keys) {
+        int stage = j0 / Keys % 2;
+        copy_wait<0>();
+        fence_async();
+        __syncthreads();
+        load_values(j0 + Keys);
+        load_keys(j0 + 2 * Keys);
+        copy_commit();
+        bool more = j0 + Keys < keys;
+        wgmma_fence();
+        if (more) wgmma_scores<T, D, Queries, Keys>(s, q, group_row, k + (stage ^ 1) * Tiles::KeyBytes);
+        wgmma_values<T, D, Keys>(y, p, v + stage * Tiles::KeyBytes);
+        if (!more) break;
+        wgmma_wait<1>();
+        softmax(j0 + Keys);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) y[n][e] *= alpha[e / 2];
+        pack_scores();
     }
+    wgmma_wait<0>();
+    __syncthreads();
+    finish_rows<T, D, Queries>(a, tile, h, y, top, sum, q, row, lane);
 }
 
 /* ---- fp32 ---- */
@@ -179,6 +284,13 @@ static lg_status launch_forward(lg_context *ctx, const forward_args<T> &a) {
     return launch(ctx, "attention", attention_forward<T, D>, grid, Tiles::Threads, Tiles::bytes, a);
 }
 
+template <class T, int D>
+static lg_status launch_forward_hopper(lg_context *ctx, const forward_args<T> &a) {
+    using Tiles = hopper_tiles<D>;
+    dim3 grid((unsigned)num_sequence_tiles(a.N, a.S, Tiles::Queries), (unsigned)a.H);
+    return launch(ctx, "attention", attention_forward_hopper<T, D>, grid, Tiles::Threads, Tiles::bytes, a);
+}
+
 template <int D>
 static lg_status launch_forward_f32(lg_context *ctx, const forward_args<float> &a) {
     dim3 grid((unsigned)num_sequence_tiles(a.N, a.S, 64), (unsigned)a.H);
@@ -197,6 +309,8 @@ template <class T>
 static lg_status forward_of_size(lg_context *ctx, forward_args<T> a) {
     a.negate = a.scale < 0;
     a.scale = fmaxf(fabsf(a.scale) * LOG2E, 1e-30f); /* 0 times -inf is NaN */
+    if (has_wgmma() && a.d <= 128)
+        return a.d <= 64 ? launch_forward_hopper<T, 64>(ctx, a) : launch_forward_hopper<T, 128>(ctx, a);
     if (a.d <= 32) return launch_forward<T, 32>(ctx, a);
     if (a.d <= 64) return launch_forward<T, 64>(ctx, a);
     if (a.d <= 96) return launch_forward<T, 96>(ctx, a);

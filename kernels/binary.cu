@@ -1,5 +1,6 @@
-/* Element-wise functions of two tensors, in fp32. A block owns a piece of the flat tensors (element.cuh) and reads and writes
- * each element once. In a backward u is dy, v is a and w is b; every gradient that is wanted is a pass of its own.
+/* Element-wise functions of two tensors, in fp32. A block owns a piece of the flat tensors
+ * (element.cuh) and reads and writes each element once. In a backward u is dy, v is a and w is b;
+ * every gradient that is wanted is a pass of its own.
  */
 #include "element.cuh"
 
@@ -56,7 +57,8 @@ extern "C" lg_status cuda_div_backward(lg_context *ctx, const lg_tensor *dy, con
     return LG_OK;
 }
 
-/* Where neither is smaller both get the gradient: halves of it when equal, all of it beside a NaN. */
+/* Where neither is smaller both get the gradient: halves of it when equal, all of it beside a NaN.
+ */
 extern "C" lg_status cuda_minimum(lg_context *ctx, const lg_tensor *a, const lg_tensor *b,
                                   lg_tensor *y) {
     return map2(ctx, "minimum", y, a, b,

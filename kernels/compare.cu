@@ -1,5 +1,6 @@
-/* Comparisons, which give 1 and 0 in the dtype of what is compared, and the choice by them. A NaN compares false. A block owns
- * a piece of the flat tensors (element.cuh) and reads and writes each element once.
+/* Comparisons, which give 1 and 0 in the dtype of what is compared, and the choice by them. A NaN
+ * compares false. A block owns a piece of the flat tensors (element.cuh) and reads and writes each
+ * element once.
  */
 #include "element.cuh"
 

@@ -1,14 +1,17 @@
-/* copy, fill and accumulate, for any dtypes and leading strides. The tensors are walked as rows that are dense in both, the
- * longest there are; a thread owns VECTORS vectors of up to 16 bytes and reads and writes each element once.
+/* copy, fill and accumulate, for any dtypes and leading strides. The tensors are walked as rows
+ * that are dense in both, the longest there are; a thread owns VECTORS vectors of up to 16 bytes
+ * and reads and writes each element once.
  *
- * Between f32, bf16 and f16 elements go through fp32; every other pair goes through double, element by element, with one
- * rounding at the end. Whole numbers are cut towards 0 and held within their bounds, and NaN becomes 0.
+ * Between f32, bf16 and f16 elements go through fp32; every other pair goes through double, element
+ * by element, with one rounding at the end. Whole numbers are cut towards 0 and held within their
+ * bounds, and NaN becomes 0.
  */
 #include "element.cuh"
 
 enum { THREADS = 256, VECTORS = 2 };
 
-/* `rows` rows of `cols` elements, dense in x and y; sizes and strides of the dimensions around them, innermost first. */
+/* `rows` rows of `cols` elements, dense in x and y; sizes and strides of the dimensions around
+ * them, innermost first. */
 struct walk {
     int64_t rows, cols;
     int64_t size[3], x_stride[3], y_stride[3];
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(THREADS)
     vec<Y, N> ys[VECTORS];
 #pragma unroll
     for (int u = 0; u < VECTORS; u++) {
-        at[u].count = 0;
+        at[u] = {0, 0, 0};
         if (first + u * THREADS < w.rows * per_row)
             at[u] = place_of<N>(w, first + u * THREADS, per_row);
         xs[u] = load_part<N>(x + at[u].x, at[u].count, aligned, X());

@@ -1,8 +1,10 @@
-/* What the small operators share: conversions from double, vectors with a predicated tail, reductions of any type, and the
- * element-wise loops map1 to map3: y[i] = f(a[i], b[i], c[i]), computed in fp32 and rounded once to y's dtype.
+/* What the small operators share: conversions from double, vectors with a predicated tail,
+ * reductions of any type, and the element-wise loops map1 to map3: y[i] = f(a[i], b[i], c[i]),
+ * computed in fp32 and rounded once to y's dtype.
  *
- * In a loop a thread owns MAP_VECTORS vectors of 16 bytes, one block apart, all loaded before the first is used: y may be one
- * of the inputs. Tensors that do not start at a multiple of 16 bytes go element by element through the same code.
+ * In a loop a thread owns MAP_VECTORS vectors of 16 bytes, one block apart, all loaded before the
+ * first is used: y may be one of the inputs. Tensors that do not start at a multiple of 16 bytes go
+ * element by element through the same code.
  */
 #ifndef LIGER_ELEMENT_CUH
 #define LIGER_ELEMENT_CUH
@@ -27,7 +29,8 @@ __host__ __device__ __forceinline__ f16 from_double<f16>(double x) {
     return __double2half(x);
 }
 
-/* `count` of the N elements at x: in one access if `aligned` and all are there, else one by one, then `fill`. */
+/* `count` of the N elements at x: in one access if `aligned` and all are there, else one by one,
+ * then `fill`. */
 template <int N, class T>
 __device__ __forceinline__ vec<T, N> load_part(const T *x, int64_t count, bool aligned, T fill) {
     vec<T, N> v;

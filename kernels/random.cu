@@ -1,5 +1,6 @@
-/* Random tensors from cuRAND's Philox stream: element i depends on the seed, the stream and i alone. A thread owns the four
- * words of one Philox block, counter = (i / 4, stream), key = seed, and the four elements made of them.
+/* Random tensors from cuRAND's Philox stream: element i depends on the seed, the stream and i
+ * alone. A thread owns the four words of one Philox block, counter = (i / 4, stream), key = seed,
+ * and the four elements made of them.
  */
 #include <curand_philox4x32_x.h>
 
@@ -27,7 +28,8 @@ __global__ void __launch_bounds__(THREADS)
     store_part<4>(y + i, v, n - i, aligned);
 }
 
-/* The cosine comes first (Box and Muller 1958, equation 1); the last element of an odd number has no partner. */
+/* The cosine comes first (Box and Muller 1958, equation 1); the last element of an odd number has
+ * no partner. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     random_normal_fill(T *y, int64_t n, uint64_t seed, uint64_t stream, double mean, double std,

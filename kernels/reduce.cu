@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) y[s] = from_double<T>(total);
 }
 
-/* Element i lies in segment s where cu[s] <= i < cu[s+1], if there is one: s is found by halving. The first block looks the
- * bounds over. */
+/* Element i lies in segment s where cu[s] <= i < cu[s+1], if there is one: s is found by halving.
+ * The first block looks the bounds over. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     segment_sum_bwd(const T *dy, const int32_t *cu, T *dx, int64_t num, int64_t n,
@@ -142,9 +142,10 @@ __global__ void __launch_bounds__(THREADS)
     y[i] = inside ? x[at] : from_float<T>(0.0f);
 }
 
-/* The backward's warp (s-range, chunk) goes through one chunk of the n in order, 32 at a time, and adds what falls into its
- * RANGE elements of dx to sums of its own: lanes with the same index form a group, whose first lane adds for all, in order.
- * partial[chunk][s]; a second kernel adds the chunks in order. */
+/* The backward's warp (s-range, chunk) goes through one chunk of the n in order, 32 at a time, and
+ * adds what falls into its RANGE elements of dx to sums of its own: lanes with the same index form
+ * a group, whose first lane adds for all, in order. partial[chunk][s]; a second kernel adds the
+ * chunks in order. */
 enum { RANGE = 1024, MAX_CHUNKS = 64, MAX_PARTIAL_SUMS = 1 << 20, AHEAD = 4 };
 
 template <class T>

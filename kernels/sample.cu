@@ -1,9 +1,11 @@
-/* Draws one id a row. A block owns a row z (V): it reads it once for the largest logit, once for the weights w = e^(z - max) and
- * their sum, up to six times more for each cut, and writes an id and z[id] - max - ln(sum of w).
+/* Draws one id a row. A block owns a row z (V): it reads it once for the largest logit, once for
+ * the weights w = e^(z - max) and their sum, up to six times more for each cut, and writes an id
+ * and z[id] - max - ln(sum of w).
  *
- * The row is walked in segments of SEGMENT ids, a warp a segment, in doubles. A cut leaves a boundary, the last candidate in
- * falling order that it keeps, found by radix select over the logits' bits: exact, without sorting, of equal values the lower
- * id first. The draw adds the segments in id order and walks the one where the running weight reaches u * total.
+ * The row is walked in segments of SEGMENT ids, a warp a segment, in doubles. A cut leaves a
+ * boundary, the last candidate in falling order that it keeps, found by radix select over the
+ * logits' bits: exact, without sorting, of equal values the lower id first. The draw adds the
+ * segments in id order and walks the one where the running weight reaches u * total.
  */
 #include <curand_philox4x32_x.h>
 
@@ -18,7 +20,8 @@ enum {
     MAX_V = 1 << 20
 };
 
-/* A weight, at most 1, as a whole number: MAX_V of them fit in 64 bits, and their sum does not depend on the order. */
+/* A weight, at most 1, as a whole number: MAX_V of them fit in 64 bits, and their sum does not
+ * depend on the order. */
 #define FIXED_ONE 0x1p42f
 
 typedef unsigned long long u64;
@@ -52,7 +55,8 @@ __device__ __forceinline__ int num_segments(const logits<T> &row) {
     return (row.V + Segment<T> - 1) / Segment<T>;
 }
 
-/* f(id, logit) of this lane's part of segment s, ids ascending; past the row's end the logit is -inf. */
+/* f(id, logit) of this lane's part of segment s, ids ascending; past the row's end the logit is
+ * -inf. */
 template <class T, class F>
 __device__ __forceinline__ void visit_segment(const logits<T> &row, int s, F f) {
     constexpr int N = 16 / sizeof(T);
@@ -103,8 +107,9 @@ __device__ double weigh(const logits<T> &row, double *segment, F weight) {
     return warp_all(total, Add());
 }
 
-/* Where a running sum over w(0), w(1), ... first reaches `target`; else the last place with any weight, which catches what
- * rounding leaves. `running` is moved to the sum before that place. For one warp. */
+/* Where a running sum over w(0), w(1), ... first reaches `target`; else the last place with any
+ * weight, which catches what rounding leaves. `running` is moved to the sum before that place. For
+ * one warp. */
 template <class F>
 __device__ int reach(int n, double target, double *running, F w) {
     const int lane = threadIdx.x % 32;
@@ -127,7 +132,8 @@ __device__ int reach(int n, double target, double *running, F w) {
     return last;
 }
 
-/* The first id whose running weight reaches `target`, after weigh() with the same weights. All threads get it. */
+/* The first id whose running weight reaches `target`, after weigh() with the same weights. All
+ * threads get it. */
 template <class T, class F>
 __device__ int draw(const logits<T> &row, shared_state *shared, double target, F weight) {
     if (threadIdx.x < 32) {
@@ -157,6 +163,16 @@ __device__ __forceinline__ float unordered(uint32_t key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
+/* *sum += x, in shared memory, for whole numbers. Of 64 bits in two halves: the hardware adds 32.
+ */
+__device__ __forceinline__ void add_to(uint32_t *sum, uint32_t x) { atomicAdd(sum, x); }
+__device__ __forceinline__ void add_to(u64 *sum, u64 x) {
+    uint32_t *half = (uint32_t *)sum;
+    const uint32_t low = (uint32_t)x, before = atomicAdd(&half[0], low);
+    const uint32_t high = (uint32_t)(x >> 32) + (before + low < low);
+    if (high) atomicAdd(&half[1], high);
+}
+
 /* The last key of the shortest prefix in falling order whose weights reach what was wanted. */
 template <class W>
 struct boundary {
@@ -164,8 +180,9 @@ struct boundary {
     W before, at; /* weight of the larger keys, and of all candidates with this one */
 };
 
-/* `each(f)` calls f(key, weight) for this thread's candidates, whose weights together are at least `want` > 0. Three passes,
- * over 11, 11 and 10 bits; sums of whole numbers, so the order of the atomics does not matter. */
+/* `each(f)` calls f(key, weight) for this thread's candidates, whose weights together are at least
+ * `want` > 0. Three passes, over 11, 11 and 10 bits; sums of whole numbers, so the order of the
+ * atomics does not matter. */
 template <class W, class Each>
 __device__ boundary<W> select(shared_state *shared, W want, Each each) {
     constexpr int Own = BINS / THREADS;
@@ -179,7 +196,7 @@ __device__ boundary<W> select(shared_state *shared, W want, Each each) {
         __syncthreads();
         each([&](uint32_t key, W weight) {
             if ((key ^ b.key) >> shift >> bits == 0)
-                atomicAdd(&bin[key >> shift & ((1u << bits) - 1)], weight);
+                add_to(&bin[key >> shift & ((1u << bits) - 1)], weight);
         });
         __syncthreads();
         /* A thread owns Own bins; those of larger keys belong to the threads before it. */
@@ -216,7 +233,8 @@ struct candidate {
     int id;
 };
 
-/* The boundary at the `need`-th of `have` candidates with equal logits z: they stand in id order. */
+/* The boundary at the `need`-th of `have` candidates with equal logits z: they stand in id order.
+ */
 template <class T>
 __device__ candidate among_equals(const logits<T> &row, shared_state *shared, float z, u64 need,
                                   u64 have) {
@@ -230,9 +248,10 @@ __device__ candidate among_equals(const logits<T> &row, shared_state *shared, fl
 
 __device__ __forceinline__ u64 fixed(float weight) { return __float2ull_rn(weight * FIXED_ONE); }
 
-/* The boundary of top_k and top_p. `own` is the key of this thread's largest logit: the k-th largest of all those keys is one
- * that k candidates reach, and spares the passes most of the row. `total` is the sum of all weights. Without top_k, top_p
- * passes over weights under half of (1 - top_p) / V: all of them together do not weigh 1 - top_p. */
+/* The boundary of top_k and top_p. `own` is the key of this thread's largest logit: the k-th
+ * largest of all those keys is one that k candidates reach, and spares the passes most of the row.
+ * `total` is the sum of all weights. Without top_k, top_p passes over weights under half of (1 -
+ * top_p) / V: all of them together do not weigh 1 - top_p. */
 template <class T, class F>
 __device__ candidate cut(const logits<T> &row, shared_state *shared, const cuts &k, uint32_t own,
                          u64 total, F weight) {

@@ -1,5 +1,6 @@
-/* Element-wise functions of one tensor, in fp32. A block owns a piece of the flat tensors (element.cuh) and reads and writes
- * each element once. In a backward u is dy and v the op's input or its result, as ops.h has it.
+/* Element-wise functions of one tensor, in fp32. A block owns a piece of the flat tensors
+ * (element.cuh) and reads and writes each element once. In a backward u is dy and v the op's input
+ * or its result, as ops.h has it.
  */
 #include "element.cuh"
 

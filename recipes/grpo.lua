@@ -9,7 +9,7 @@ local config = liger.config({
   data = "", -- JSONL with `prompt` or `messages`, and `answer`; empty: sums of two-digit numbers
   reward = "exact", -- exact, numeric, or a Lua file that returns function(completion, row)
   holdout = 0.1, -- share of the data that is only evaluated on
-  max_steps = 600,
+  max_steps = 750,
   prompts_per_step = 32,
   num_generations = 8, -- completions a prompt
   max_completion_length = false, -- tokens; default 5 for sums, 256 for data
@@ -77,10 +77,7 @@ if task.built_in then
     local loss = model:cross_entropy(batch, 1 / batch.num_completion)
     loss:backward()
     local grad_norm = optimizer:step(config.sft_learning_rate * math.min(1, step / 20))
-    local accuracy
-    if step % 10 == 0 then
-      accuracy = select(2, complete(tests:next(256), { group = 1 }))
-    end
+    local accuracy = step % 10 == 0 and select(2, complete(tests:next(256), {})) or nil
     run:log({ loss = loss, grad_norm = grad_norm, accuracy = accuracy, tokens = batch.num_tokens })
     if accuracy and accuracy >= config.sft_until then
       break
