@@ -1,0 +1,483 @@
+/* What the three heads share: which rows take part, logits of a chunk of them, their reductions, and the gradient's products.
+ *
+ * Rows are found by head_index (one block, integers), gathered to the front, and worked on in chunks, so
+ * that no more than a chunk of fp32 logits is held. Their number is read by the host, for the
+ * products' sizes, while the device clears outputs and gathers the first chunk.
+ *
+ * Reductions of a row, by a cluster of 1 to 8 blocks that each own a slice of it: max m, s = sum of
+ * exp(z - m), w = sum of exp(z - m) (z - m); lse = m + ln s, entropy = ln s - w / s. Threads keep a running
+ * maximum for 16 elements at a time; threads, warps and blocks are merged by fixed butterflies. The
+ * order depends on V alone: not on alignment, nor on which kernel reduces.
+ */
+#ifndef LIGER_HEAD_CUH
+#define LIGER_HEAD_CUH
+
+#include <cooperative_groups.h>
+
+#include "common.cuh"
+#include "linear.cuh"
+
+enum {
+    HEAD_CHUNK = 4096,      /* rows, for vocabularies up to HEAD_LARGE */
+    HEAD_CHUNK_LARGE = 2048,
+    HEAD_LARGE = 100000,
+    HEAD_INDEX_THREADS = 1024,
+    HEAD_INDEX_ITEMS = 8,   /* rows a thread at a time */
+    HEAD_THREADS = 256,     /* of kernels without reductions */
+    HEAD_STEP = 16,         /* elements of a row that a thread takes at a time */
+    HEAD_MOST_THREADS = 512,
+};
+
+/* ---- from products to z and back ---- */
+
+struct head_plain {
+    __device__ __forceinline__ float operator()(float z) const { return z; }
+    __device__ __forceinline__ float slope(float) const { return 1; }
+    static constexpr bool changes = false;
+};
+
+/* z = cap tanh(a / cap) / temperature; no cap when it is 0. */
+struct head_capped {
+    float cap, temperature;
+    __device__ __forceinline__ float operator()(float a) const {
+        const float z = cap != 0 ? cap * tanhf(a / cap) : a;
+        return temperature != 1 ? z / temperature : z;
+    }
+    /* dz / da, given z. */
+    __device__ __forceinline__ float slope(float z) const {
+        const float t = cap != 0 ? z * (temperature / cap) : 0;
+        return (1 - t * t) * (1 / temperature);
+    }
+    static constexpr bool changes = true;
+};
+
+/* ---- reductions ---- */
+
+__device__ __forceinline__ float head_exp(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    return y;
+}
+
+/* The maximum starts at the lowest finite number, so that -inf logits give exp(-inf) = 0. */
+struct head_stats {
+    float max, sum, weighted;
+    int argmax; /* the smallest index of max */
+
+    static __device__ __forceinline__ head_stats none() { return {-FLT_MAX, 0, 0, 0}; }
+
+    /* To a maximum that is no smaller. */
+    __device__ __forceinline__ void rise(float to) {
+        const float d = fminf(to - max, 1e30f), c = head_exp(-d);
+        weighted = (weighted - d * sum) * c;
+        sum *= c;
+        max = to;
+    }
+};
+
+/* All lanes get the statistics of all. */
+__device__ __forceinline__ head_stats head_merge_warp(head_stats s) {
+    const float max = warp_reduce(s.max, Max());
+    if (s.max != max) s.argmax = INT_MAX;
+    s.rise(max);
+    s.sum = warp_reduce(s.sum, Sum());
+    s.weighted = warp_reduce(s.weighted, Sum());
+    s.argmax = __reduce_min_sync(0xffffffffu, s.argmax);
+    return s;
+}
+
+/* Elements v to v + 3 of a row that ends at `end`. */
+__device__ __forceinline__ vec<float, 4> head_load(const float *z, int64_t v, int64_t end, bool vector) {
+    if (vector && v + 4 <= end) return *(const vec<float, 4> *)(z + v);
+    vec<float, 4> x;
+#pragma unroll
+    for (int e = 0; e < 4; e++) x[e] = v + e < end ? z[v + e] : -INFINITY;
+    return x;
+}
+
+template <class T>
+__device__ __forceinline__ void head_store(T *z, int64_t v, int64_t end, bool vector, vec<T, 4> x) {
+    if (vector && v + 4 <= end) {
+        *(vec<T, 4> *)(z + v) = x;
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        if (v + e < end) z[v + e] = x[e];
+}
+
+/* A row's part that a block owns: elements [begin, end). */
+struct head_slice {
+    int64_t begin, end;
+};
+
+/* One thread's share of a slice. `kept`, unless NULL, gets the finished logits. */
+template <class Finish>
+__device__ __forceinline__ head_stats head_reduce_thread(const float *z, head_slice slice, bool vector,
+                                                         Finish finish, float *kept) {
+    head_stats s = head_stats::none();
+    for (int64_t v0 = slice.begin + threadIdx.x * 4; v0 < slice.end; v0 += (int64_t)blockDim.x * HEAD_STEP) {
+        vec<float, 4> x[HEAD_STEP / 4];
+        float max = -FLT_MAX;
+#pragma unroll
+        for (int u = 0; u < HEAD_STEP / 4; u++)
+            x[u] = head_load(z, v0 + (int64_t)u * blockDim.x * 4, slice.end, vector);
+#pragma unroll
+        for (int u = 0; u < HEAD_STEP / 4; u++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                if (Finish::changes) x[u][e] = finish(x[u][e]);
+                max = fmaxf(max, x[u][e]);
+            }
+            if (Finish::changes && kept)
+                head_store(kept, v0 + (int64_t)u * blockDim.x * 4, slice.end, vector, x[u]);
+        }
+        if (max > s.max) {
+            s.rise(max);
+#pragma unroll
+            for (int i = HEAD_STEP - 1; i >= 0; i--)
+                if (x[i / 4][i % 4] == max) s.argmax = (int)(v0 + (int64_t)(i / 4) * blockDim.x * 4 + i % 4);
+        }
+#pragma unroll
+        for (int i = 0; i < HEAD_STEP; i++) {
+            const float t = x[i / 4][i % 4] - s.max, p = head_exp(t);
+            s.sum += p;
+            s.weighted = fmaf(p, fmaxf(t, -200.0f), s.weighted); /* keeps 0 * -inf out */
+        }
+    }
+    return s;
+}
+
+/* What the blocks of a cluster share of a row. */
+struct head_room {
+    head_stats warp[32], block;
+};
+
+__device__ __forceinline__ int head_num_slices() {
+#if __CUDA_ARCH__ >= 900
+    return (int)cooperative_groups::this_cluster().num_blocks();
+#else
+    return 1;
+#endif
+}
+
+__device__ __forceinline__ int head_slice_index() {
+#if __CUDA_ARCH__ >= 900
+    return (int)cooperative_groups::this_cluster().block_rank();
+#else
+    return 0;
+#endif
+}
+
+__device__ __forceinline__ head_slice head_slice_of(int64_t V) {
+    const int64_t size = (V + 4 * head_num_slices() - 1) / (4 * head_num_slices()) * 4;
+    const int64_t begin = head_slice_index() * size, end = begin + size;
+    return {begin < V ? begin : V, end < V ? end : V};
+}
+
+/* The statistics of the row, for every thread of the cluster. A block must call head_leave before it
+ * ends: others still read its part. */
+__device__ __forceinline__ head_stats head_merge(head_stats s, head_room *room) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    s = head_merge_warp(s);
+    if (lane == 0) room->warp[warp] = s;
+    __syncthreads();
+    s = head_merge_warp(lane < warps ? room->warp[lane] : head_stats::none());
+#if __CUDA_ARCH__ >= 900
+    auto cluster = cooperative_groups::this_cluster();
+    const int blocks = head_num_slices();
+    if (blocks > 1) {
+        if (threadIdx.x == 0) room->block = s;
+        cluster.sync();
+        s = head_merge_warp(lane < blocks ? *cluster.map_shared_rank(&room->block, lane) : head_stats::none());
+        cluster.barrier_arrive();
+    }
+#endif
+    return s;
+}
+
+__device__ __forceinline__ void head_leave() {
+#if __CUDA_ARCH__ >= 900
+    if (head_num_slices() > 1) cooperative_groups::this_cluster().barrier_wait();
+#endif
+}
+
+/* How a row of V is reduced: blocks and threads of the cluster. A slice has up to 64 Ki elements of up to 512 threads, a
+ * function of V alone on a chip with clusters. */
+struct head_launch {
+    int slices, threads;
+};
+
+static inline head_launch head_launch_of(int64_t V) {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (V <= 2048) return {1, 128};
+    if (V <= 16384) return {1, 256};
+    if (major < 9) return {1, 512};
+    return {V <= 32768 ? 2 : V <= 65536 ? 4 : 8, 512};
+}
+
+/* Launches a kernel with a cluster of blocks for each of n rows. */
+template <class... Formal, class... Actual>
+static lg_status head_launch_rows(lg_context *ctx, const char *op, int64_t V, int64_t n, size_t shared_bytes,
+                                  void (*kernel)(Formal...), Actual... args) {
+    const head_launch shape = head_launch_of(V);
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)shape.slices;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(n * shape.slices));
+    config.blockDim = dim3((unsigned)shape.threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = cuda_stream(ctx);
+    config.attrs = &cluster;
+    config.numAttrs = shape.slices > 1;
+    return cuda_check(ctx, op, cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+/* ---- which rows take part ---- */
+
+/* Row n is kept if target[n] is an id, and active if its gradient is not 0, where one is given.
+ * row[i] is active row i, from[i] its place among the kept ones. One block; both counts run in the halves
+ * of one number. */
+template <int THREADS>
+static __global__ void __launch_bounds__(THREADS)
+    head_index(const int32_t *target, int64_t N, int64_t V, int64_t ignore, const float *dlogp,
+               const float *dentropy, int32_t *row, int32_t *from, int32_t *count, int64_t *host_count,
+               device_error *error) {
+    __shared__ unsigned warps[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int kept = 0, active = 0;
+    for (int64_t n0 = 0; n0 < N; n0 += THREADS * HEAD_INDEX_ITEMS) {
+        const int64_t first = n0 + threadIdx.x * HEAD_INDEX_ITEMS;
+        unsigned state[HEAD_INDEX_ITEMS], mine = 0; /* kept: 1, active: 1 << 16 too */
+#pragma unroll
+        for (int i = 0; i < HEAD_INDEX_ITEMS; i++) {
+            const int64_t n = first + i;
+            state[i] = 0;
+            if (n >= N) continue;
+            const int32_t t = target[n];
+            if (t == ignore) continue;
+            if (t < 0 || t >= V) {
+                note_error(error, ERROR_TARGET, n, t, V);
+                continue;
+            }
+            const bool zero = dlogp && dlogp[n] == 0 && (!dentropy || dentropy[n] == 0);
+            state[i] = zero ? 1u : 1u | 1u << 16;
+            mine += state[i];
+        }
+        unsigned before = mine;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const unsigned other = __shfl_up_sync(0xffffffffu, before, step);
+            if (lane >= step) before += other;
+        }
+        if (lane == 31) warps[warp] = before;
+        __syncthreads();
+        const unsigned others = lane < THREADS / 32 ? warps[lane] : 0;
+        before += __reduce_add_sync(0xffffffffu, lane < warp ? others : 0) - mine;
+        const unsigned all = __reduce_add_sync(0xffffffffu, others);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < HEAD_INDEX_ITEMS; i++) {
+            if (state[i] >> 16) {
+                const int at = active + (int)(before >> 16);
+                row[at] = (int32_t)(first + i);
+                from[at] = kept + (int)(before & 0xffff);
+            }
+            before += state[i];
+        }
+        kept += (int)(all & 0xffff);
+        active += (int)(all >> 16);
+    }
+    if (threadIdx.x > 0) return;
+    *count = active;
+    *host_count = active;
+    __threadfence_system();
+}
+
+/* packed[i] = x[row[i]] or x[row[i]] = packed[i], for i0 <= i < min(i0 + n, count); nothing if all N rows are
+ * active, for then they lie together. A row is `units` units long. */
+template <class Unit, bool Scatter>
+static __global__ void __launch_bounds__(HEAD_THREADS)
+    head_move(Unit *x, Unit *packed, const int32_t *row, const int32_t *count, int64_t N, int64_t i0,
+              int64_t n, unsigned units) {
+    int64_t i;
+    unsigned c;
+    if (*count == N) return;
+    split_index((int64_t)blockIdx.x * HEAD_THREADS, threadIdx.x, units, &i, &c);
+    if (i >= n || i0 + i >= *count) return;
+    Unit *in_x = x + (int64_t)row[i0 + i] * units + c, *in_packed = packed + i * units + c;
+    if (Scatter)
+        *in_x = *in_packed;
+    else
+        *in_packed = *in_x;
+}
+
+template <class T>
+static __global__ void head_to_float(const T *x, int64_t n, float *y) {
+    const int64_t i = (int64_t)blockIdx.x * HEAD_THREADS + threadIdx.x;
+    if (i < n) y[i] = to_float(x[i]);
+}
+
+/* ---- the host's side ---- */
+
+/* A head at work. */
+struct lm_head {
+    lg_context *ctx;
+    const char *op;
+    const lg_tensor *x, *w, *b; /* [N, C], [V, C], [V] or NULL */
+    float temperature, softcap;
+    int64_t N, C, V, chunk;     /* chunk: the most rows of one */
+    int64_t logits_ld, dlogits_ld;
+    int32_t *row, *from, *count; /* of head_index, on the device */
+    float *bias;                /* [V], or NULL */
+    void *packed;               /* [chunk, C]: gathered rows */
+    float *logits;              /* [chunk, logits_ld] */
+    void *dlogits;              /* [chunk, dlogits_ld], of x's dtype */
+};
+
+static inline lm_head head_of(lg_context *ctx, const char *op, const lg_tensor *x, const lg_tensor *w,
+                              const lg_tensor *b, double temperature, double softcap) {
+    lm_head head = {};
+    head.ctx = ctx, head.op = op, head.x = x, head.w = w, head.b = b;
+    head.temperature = (float)temperature, head.softcap = (float)softcap;
+    head.N = x->shape[0], head.C = x->shape[1], head.V = w->shape[0];
+    head.chunk = head.V > HEAD_LARGE ? HEAD_CHUNK_LARGE : HEAD_CHUNK;
+    if (head.chunk > head.N) head.chunk = head.N;
+    head.logits_ld = (head.V + 3) / 4 * 4;
+    head.dlogits_ld = (head.V + 7) / 8 * 8;
+    return head;
+}
+
+static inline lg_status head_check_temperature(lg_context *ctx, const char *op, double temperature) {
+    if (temperature > 0) return LG_OK;
+    return lg_fail(ctx, LG_EINVAL, "%s: temperature is %g, wanted above 0", op, temperature);
+}
+
+/* Calls f(Finish()) with what makes z of the products. */
+template <class F>
+static lg_status head_with_finish(const lm_head &head, F f) {
+    if (head.softcap == 0 && head.temperature == 1) return f(head_plain());
+    return f(head_capped{head.softcap, head.temperature});
+}
+
+/* One piece of scratch for all, since a second large one would take twice its size. */
+static inline lg_status head_reserve(lm_head &head, bool logits, bool dlogits) {
+    const auto pad = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+    const int64_t width = lg_dtype_bytes(head.x->dtype), index = pad(head.N * 4), bias = pad(head.V * 4),
+                  packed = pad(head.chunk * head.C * width),
+                  z = logits ? pad(head.chunk * head.logits_ld * 4) : 0,
+                  dz = dlogits ? pad(head.chunk * head.dlogits_ld * width) : 0;
+    void *scratch;
+    LG_TRY(lg_scratch(head.ctx, 2 * index + 256 + bias + packed + z + dz, &scratch));
+    char *at = (char *)scratch;
+    head.row = (int32_t *)at;
+    head.from = (int32_t *)(at += index);
+    head.count = (int32_t *)(at += index);
+    head.bias = (float *)(at += 256);
+    head.packed = at += bias;
+    head.logits = logits ? (float *)(at + packed) : NULL;
+    head.dlogits = dlogits ? at + packed + z : NULL;
+    return LG_OK;
+}
+
+/* The bias in fp32, for the products' epilogue. */
+static inline lg_status head_bias(lm_head &head) {
+    if (!head.b) {
+        head.bias = NULL;
+        return LG_OK;
+    }
+    return dispatch_float(head.ctx, head.op, head.b->dtype, [&](auto t) {
+        using T = decltype(t);
+        head_to_float<T><<<blocks_for(head.V, HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0, cuda_stream(head.ctx)>>>(
+            (const T *)head.b->data, head.V, head.bias);
+        return cuda_launched(head.ctx, head.op);
+    });
+}
+
+template <bool Scatter>
+static lg_status head_move_rows(const lm_head &head, void *x, int64_t i0, int64_t n) {
+    const int64_t bytes = head.C * lg_dtype_bytes(head.x->dtype);
+    const cudaStream_t stream = cuda_stream(head.ctx);
+    if (bytes == 0 || n == 0) return LG_OK;
+    if (((uintptr_t)x | (uintptr_t)bytes) % 16 == 0)
+        head_move<uint4, Scatter><<<blocks_for(n * (bytes / 16), HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0, stream>>>(
+            (uint4 *)x, (uint4 *)head.packed, head.row, head.count, head.N, i0, n, (unsigned)(bytes / 16));
+    else
+        head_move<uint16_t, Scatter><<<blocks_for(n * (bytes / 2), HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0, stream>>>(
+            (uint16_t *)x, (uint16_t *)head.packed, head.row, head.count, head.N, i0, n, (unsigned)(bytes / 2));
+    return cuda_launched(head.ctx, head.op);
+}
+
+/* Starts to find the active rows, of which head_rows_found tells the number: work asked for in between
+ * overlaps with the host's waiting. */
+static inline lg_status head_find_rows(const lm_head &head, const lg_tensor *target, int64_t ignore,
+                                       const lg_tensor *dlogp, const lg_tensor *dentropy) {
+    head_index<HEAD_INDEX_THREADS><<<1, HEAD_INDEX_THREADS, 0, cuda_stream(head.ctx)>>>(
+        (const int32_t *)target->data, head.N, head.V, ignore, dlogp ? (const float *)dlogp->data : NULL,
+        dentropy ? (const float *)dentropy->data : NULL, head.row, head.from, head.count,
+        cuda_count_slot(head.ctx), cuda_error_slot(head.ctx));
+    LG_TRY(cuda_launched(head.ctx, head.op));
+    LG_TRY(cuda_mark_count(head.ctx, head.op));
+    return head_move_rows<false>(head, head.x->data, 0, head.chunk);
+}
+
+/* Calls f(first active row, rows, their x, whether they lie together in x) chunk by chunk; chunks are about equal. */
+template <class F>
+static lg_status head_for_chunks(const lm_head &head, int64_t active, F f) {
+    const int64_t width = lg_dtype_bytes(head.x->dtype);
+    if (active == 0) return LG_OK;
+    const int64_t chunks = (active + head.chunk - 1) / head.chunk;
+    int64_t size = ((active + chunks - 1) / chunks + 127) / 128 * 128;
+    if (size > head.chunk) size = head.chunk;
+    for (int64_t i0 = 0; i0 < active; i0 += size) {
+        const int64_t n = active - i0 < size ? active - i0 : size;
+        const void *x = head.packed;
+        if (active == head.N)
+            x = (const char *)head.x->data + i0 * head.C * width;
+        else if (i0 > 0)
+            LG_TRY(head_move_rows<false>(head, head.x->data, i0, n));
+        LG_TRY(f(i0, n, x));
+    }
+    return LG_OK;
+}
+
+/* The products of n rows of x, with the bias: a [n, ld]. */
+static inline lg_status head_logits(const lm_head &head, const void *x, int64_t n, float *a, int64_t ld) {
+    lg_context_stats(head.ctx)->gemm_rows += (double)n;
+    return cuda_gemm(head.ctx, head.op, n, head.V, head.C, {x, head.C, head.x->dtype, false},
+                     {head.w->data, head.C, head.w->dtype, true}, a, ld, LG_F32, head.bias, false);
+}
+
+/* Of active rows [i0, i0 + n): dx[row[i]] = dlogits w, dw += dlogits^T x, db += sum of dlogits; each may be NULL. */
+static inline lg_status head_products(const lm_head &head, int64_t active, int64_t i0, int64_t n, const void *x,
+                                      lg_tensor *dx, lg_tensor *dw, lg_tensor *db) {
+    const int64_t C = head.C, V = head.V, ld = head.dlogits_ld;
+    const int32_t dtype = head.x->dtype;
+    lg_context_stats(head.ctx)->gemm_rows += (double)n;
+    if (dw)
+        LG_TRY(cuda_gemm(head.ctx, head.op, V, C, n, {head.dlogits, ld, dtype, true}, {x, C, dtype, false}, dw->data, C,
+                         dw->dtype, NULL, true));
+    if (dx) {
+        const bool together = active == head.N;
+        void *y = together ? (char *)dx->data + i0 * C * lg_dtype_bytes(dtype) : head.packed;
+        LG_TRY(cuda_gemm(head.ctx, head.op, n, C, V, {head.dlogits, ld, dtype, false}, {head.w->data, C, dtype, false}, y,
+                         C, dtype, NULL, false));
+        if (!together) LG_TRY(head_move_rows<true>(head, dx->data, i0, n));
+    }
+    if (!db) return LG_OK;
+    return linear_bias_gradient(head.ctx, head.op, head.dlogits, ld, dtype, n, V, db->data);
+}
+
+/* Zeros, or -1 in every element, in stream order. */
+static inline lg_status head_clear(const lm_head &head, lg_tensor *y, int byte) {
+    if (!y || tensor_numel(y) == 0) return LG_OK;
+    return cuda_check(head.ctx, head.op,
+                      cudaMemsetAsync(y->data, byte, (size_t)(tensor_numel(y) * lg_dtype_bytes(y->dtype)),
+                                      cuda_stream(head.ctx)));
+}
+
+#endif
