@@ -1,6 +1,7 @@
 /* AdamW on fp32 state. A thread owns 4 neighbouring elements: it reads g, p, m and v and writes p,
  * m and v once, in 16 bytes each (8 for p in bf16 and f16). With g' = grad_scale g:
- *   m = beta1 m + (1 - beta1) g',  v = beta2 v + (1 - beta2) g'^2,  p = (1 - lr weight_decay) p - rate m / (sqrt(v vhat) + eps),
+ *   m = beta1 m + (1 - beta1) g',  v = beta2 v + (1 - beta2) g'^2,
+ *   p = (1 - lr weight_decay) p - rate m / (sqrt(v vhat) + eps),
  * where rate = lr / (1 - beta1^step) and vhat = 1 / (1 - beta2^step).
  */
 #include "element.cuh"

@@ -57,8 +57,7 @@ extern "C" lg_status cuda_div_backward(lg_context *ctx, const lg_tensor *dy, con
     return LG_OK;
 }
 
-/* Where neither is smaller both get the gradient: halves of it when equal, all of it beside a NaN.
- */
+/* Where neither is smaller both get it: halves of it when equal, all of it beside a NaN. */
 extern "C" lg_status cuda_minimum(lg_context *ctx, const lg_tensor *a, const lg_tensor *b,
                                   lg_tensor *y) {
     return map2(ctx, "minimum", y, a, b,

@@ -1,8 +1,8 @@
 /* Sums and indexed reads. All sums run in double, in an order that follows from the sizes alone.
  *
- *   sum, sum_squares   block b owns a run of elements and writes partial[b]; one block adds the partials in order
- *   segment_sum        a block owns a segment; its backward gives every element the gradient of the segment it lies in
- *   gather             a thread owns an element; the backward's sums are described where they are made
+ *   sum, sum_squares   block b owns a run of elements and writes partial[b]; one block adds those
+ *   segment_sum        a block owns a segment; in the backward a thread owns an element
+ *   gather             a thread owns an element; the backward is described where it stands
  */
 #include "element.cuh"
 

@@ -2,7 +2,7 @@
  * the weights w = e^(z - max) and their sum, up to six times more for each cut, and writes an id
  * and z[id] - max - ln(sum of w).
  *
- * The row is walked in segments of SEGMENT ids, a warp a segment, in doubles. A cut leaves a
+ * The row is walked in segments of some hundred ids, a warp a segment, in doubles. A cut leaves a
  * boundary, the last candidate in falling order that it keeps, found by radix select over the
  * logits' bits: exact, without sorting, of equal values the lower id first. The draw adds the
  * segments in id order and walks the one where the running weight reaches u * total.
@@ -163,8 +163,7 @@ __device__ __forceinline__ float unordered(uint32_t key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-/* *sum += x, in shared memory, for whole numbers. Of 64 bits in two halves: the hardware adds 32.
- */
+/* *sum += x, in shared memory, of whole numbers: 64 bits in two halves, for the hardware adds 32. */
 __device__ __forceinline__ void add_to(uint32_t *sum, uint32_t x) { atomicAdd(sum, x); }
 __device__ __forceinline__ void add_to(u64 *sum, u64 x) {
     uint32_t *half = (uint32_t *)sum;
@@ -233,8 +232,7 @@ struct candidate {
     int id;
 };
 
-/* The boundary at the `need`-th of `have` candidates with equal logits z: they stand in id order.
- */
+/* The boundary at the `need`-th of `have` candidates of equal logits z, which stand in id order. */
 template <class T>
 __device__ candidate among_equals(const logits<T> &row, shared_state *shared, float z, u64 need,
                                   u64 have) {
@@ -250,8 +248,8 @@ __device__ __forceinline__ u64 fixed(float weight) { return __float2ull_rn(weigh
 
 /* The boundary of top_k and top_p. `own` is the key of this thread's largest logit: the k-th
  * largest of all those keys is one that k candidates reach, and spares the passes most of the row.
- * `total` is the sum of all weights. Without top_k, top_p passes over weights under half of (1 -
- * top_p) / V: all of them together do not weigh 1 - top_p. */
+ * `total` is the sum of all weights. Without top_k, top_p passes over weights under half of
+ * (1 - top_p) / V: all of them together do not weigh 1 - top_p. */
 template <class T, class F>
 __device__ candidate cut(const logits<T> &row, shared_state *shared, const cuts &k, uint32_t own,
                          u64 total, F weight) {
