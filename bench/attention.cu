@@ -363,6 +363,7 @@ static void check(const shape &s, int dtype, uint64_t seed) {
         expect(wrong == 0, name, "alone", only, (double)wrong);
     }
     if (N == 0) return;
+    run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale, s.causal, &dq, &dk, &dv));
     array p((size_t)s.H * N * N * 8), ds((size_t)s.H * N * N * 8), ry(dense * 8), rlse((size_t)N * s.H * 8), rdq(dense * 8),
         rdk((size_t)N * s.G * s.D * 8), rdv((size_t)N * s.G * s.D * 8);
     problem r = {q, k, v, dy_t, (int *)seq_d.data, s.scale, (double *)p.data, (double *)ds.data, (double *)ry.data,

@@ -226,31 +226,38 @@ __global__ void __launch_bounds__(256, 1) attention_forward_hopper(forward_args<
     wgmma_fence();
     wgmma_scores<T, D, Queries, Keys>(s, q, group_row, k);
     wgmma_wait<0>();
+    wgmma_settled(s);
     softmax(0);
     pack_scores();
-    for (int j0 = 0; j0 < keys; j0 += Keys) {
-        int stage = j0 / Keys % 2;
+    int j0 = 0, stage = 0;
+    for (; j0 + Keys < keys; j0 += Keys, stage ^= 1) {
         copy_wait<0>();
         fence_async();
         __syncthreads();
         load_values(j0 + Keys);
         load_keys(j0 + 2 * Keys);
         copy_commit();
-        bool more = j0 + Keys < keys;
         wgmma_fence();
-        if (more) wgmma_scores<T, D, Queries, Keys>(s, q, group_row, k + (stage ^ 1) * Tiles::KeyBytes);
+        wgmma_scores<T, D, Queries, Keys>(s, q, group_row, k + (stage ^ 1) * Tiles::KeyBytes);
         wgmma_values<T, D, Keys>(y, p, v + stage * Tiles::KeyBytes);
-        if (!more) break;
         wgmma_wait<1>();
+        wgmma_settled(s);
         softmax(j0 + Keys);
         wgmma_wait<0>();
+        wgmma_settled(y);
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) y[n][e] *= alpha[e / 2];
         pack_scores();
     }
+    copy_wait<0>();
+    fence_async();
+    __syncthreads();
+    wgmma_fence();
+    wgmma_values<T, D, Keys>(y, p, v + stage * Tiles::KeyBytes);
     wgmma_wait<0>();
+    wgmma_settled(y);
     __syncthreads();
     finish_rows<T, D, Queries>(a, tile, h, y, top, sum, q, row, lane);
 }

@@ -9,6 +9,7 @@
  */
 #include "attention.cuh"
 #include "mma.cuh"
+#include "wgmma.cuh"
 
 template <class T>
 struct backward_args {
@@ -35,59 +36,90 @@ __global__ void __launch_bounds__(256) attention_backward_delta(backward_args<T>
     if (threadIdx.x % 32 == 0) a.delta[at] = sum;
 }
 
-/* ---- mma.sync ---- */
+/* ---- tensor cores ---- */
 
 /* A warp owns 16 rows: keys in dk/dv, queries in dq. Above D = 128 the sums of a row do not fit in registers: a block of dk/dv
  * makes one slice of 128 columns, and tiles are not doubled. */
 template <int D>
 struct backward_tiles {
     static constexpr int Threads = 256, Rows = 128, Columns = 64, Panels = (D + 63) / 64;
-    static constexpr int Stages = D > 128 ? 1 : 2, Slice = D > 128 ? 128 : D,
-                         Slices = (D + Slice - 1) / Slice;
+    static constexpr int Stages = D > 128 ? 1 : 2, Slice = D > 128 ? 128 : D, Slices = (D + Slice - 1) / Slice;
     static constexpr int RowBytes = Panels * 128 * Rows, ColumnBytes = Panels * 128 * Columns;
-    static constexpr int64_t bytes = 2 * RowBytes + Stages * (2 * ColumnBytes + 2 * Columns * 4);
+    static constexpr int64_t bytes = 1024 + 2 * RowBytes + Stages * (2 * ColumnBytes + 2 * Columns * 4);
 };
 
-/* c[n] = a tile's 16 rows from `row` on times `columns`^T, over all D. */
-template <class T, int D, int Rows, int Columns>
-__device__ __forceinline__ void rows_by_rows(float (&c)[Columns / 8][4], uint32_t rows, int row,
-                                             uint32_t columns, int lane) {
+/* The two products of the backward by mma.sync, done on return. */
+struct warp_products {
+    /* c = a tile's 16 rows of this warp times the rows of `columns`, over all D. */
+    template <class T, int D, int Rows, int Columns>
+    static __device__ __forceinline__ void scores(float (&c)[Columns / 8][4], uint32_t rows, uint32_t columns) {
+        int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
 #pragma unroll
-    for (int n = 0; n < Columns / 8; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
+        for (int n = 0; n < Columns / 8; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t a[4];
-        load_a<Rows>(a, rows, row, k, lane);
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t a[4];
+            load_a<Rows>(a, rows, row, k, lane);
 #pragma unroll
-        for (int n = 0; n < Columns / 16; n++) {
-            uint32_t b[4];
-            load_b<Columns>(b, columns, 16 * n, k, lane);
-            product(c[2 * n], a, b[0], b[1], T());
-            product(c[2 * n + 1], a, b[2], b[3], T());
+            for (int n = 0; n < Columns / 16; n++) {
+                uint32_t b[4];
+                load_b<Columns>(b, columns, 16 * n, k, lane);
+                product(c[2 * n], a, b[0], b[1], T());
+                product(c[2 * n + 1], a, b[2], b[3], T());
+            }
         }
     }
-}
-
-/* sum += p times the tile `columns`, its columns from `slice` on. */
-template <class T, int Slice, int Columns>
-__device__ __forceinline__ void add_products(float (&sum)[Slice / 8][4],
-                                             const float (&p)[Columns / 8][4], uint32_t columns,
-                                             int slice, int lane) {
+    /* sum += p times the tile `columns`, its columns from `slice` on. */
+    template <class T, int Slice, int Columns>
+    static __device__ __forceinline__ void add(float (&sum)[Slice / 8][4], const uint32_t (&p)[Columns / 16][4],
+                                               uint32_t columns, int slice) {
 #pragma unroll
-    for (int k = 0; k < Columns / 16; k++) {
-        uint32_t a[4];
-        accumulators_as_a<T>(a, p[2 * k], p[2 * k + 1]);
+        for (int k = 0; k < Columns / 16; k++)
 #pragma unroll
-        for (int n = 0; n < Slice / 16; n++) {
-            uint32_t b[4];
-            load_b_rows<Columns>(b, columns, 16 * k, slice / 16 + n, lane);
-            product(sum[2 * n], a, b[0], b[1], T());
-            product(sum[2 * n + 1], a, b[2], b[3], T());
-        }
+            for (int n = 0; n < Slice / 16; n++) {
+                uint32_t b[4];
+                load_b_rows<Columns>(b, columns, 16 * k, slice / 16 + n, threadIdx.x % 32);
+                product(sum[2 * n], p[k], b[0], b[1], T());
+                product(sum[2 * n + 1], p[k], b[2], b[3], T());
+            }
     }
+    static __device__ __forceinline__ void ready() { __syncthreads(); }
+    static __device__ __forceinline__ void begin() {}
+    template <int Pending, int Tiles>
+    static __device__ __forceinline__ void wait(float (&)[Tiles][4]) {}
+};
+
+/* The same by wgmma: in flight until waited for, in the order of their calls. */
+struct warpgroup_products {
+    template <class T, int D, int Rows, int Columns>
+    static __device__ __forceinline__ void scores(float (&c)[Columns / 8][4], uint32_t rows, uint32_t columns) {
+        wgmma_scores<T, D, Rows, Columns>(c, rows, threadIdx.x / 128 * 64, columns);
+    }
+    template <class T, int Slice, int Columns>
+    static __device__ __forceinline__ void add(float (&sum)[Slice / 8][4], const uint32_t (&p)[Columns / 16][4],
+                                               uint32_t columns, int) {
+        wgmma_values<T, Slice, Columns>(sum, p, columns);
+    }
+    /* Makes the block's copies visible to the products. */
+    static __device__ __forceinline__ void ready() {
+        fence_async();
+        __syncthreads();
+    }
+    static __device__ __forceinline__ void begin() { wgmma_fence(); }
+    template <int Pending, int Tiles>
+    static __device__ __forceinline__ void wait(float (&sum)[Tiles][4]) {
+        wgmma_wait<Pending>();
+        wgmma_settled(sum);
+    }
+};
+
+template <class T, int Columns>
+__device__ __forceinline__ void pack_rows(uint32_t (&a)[Columns / 16][4], const float (&c)[Columns / 8][4]) {
+#pragma unroll
+    for (int k = 0; k < Columns / 16; k++) accumulators_as_a<T>(a[k], c[2 * k], c[2 * k + 1]);
 }
 
-template <class T, int D>
+template <class Products, class T, int D>
 __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<T> a) {
     using Tiles = backward_tiles<D>;
     constexpr int Rows = Tiles::Rows, Columns = Tiles::Columns, Slice = Tiles::Slice,
@@ -97,8 +129,8 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         slice = blockIdx.z * Slice;
     sequence_tile tile;
     if (!find_tile(a.cu, a.S, a.N, Rows, blockIdx.x, true, &tile)) return;
-    uint32_t k = shared_address(memory), v = k + Tiles::RowBytes, columns = v + Tiles::RowBytes;
-    float *statistics = (float *)(memory + 2 * Tiles::RowBytes + Stages * 2 * Tiles::ColumnBytes);
+    uint32_t k = (shared_address(memory) + 1023) / 1024 * 1024, v = k + Tiles::RowBytes, columns = v + Tiles::RowBytes;
+    float *statistics = (float *)(memory + (columns + Stages * 2 * Tiles::ColumnBytes - shared_address(memory)));
 
     /* Tiles of queries of the group's heads, one after the other. */
     int first = a.causal ? tile.row / Columns : 0,
@@ -141,7 +173,7 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
             copy_commit();
         }
         copy_wait<0>();
-        __syncthreads();
+        Products::ready();
         if (Stages > 1) {
             if (number + 1 < num_tiles) load_queries(number + 1, stage ^ 1);
             copy_commit();
@@ -151,7 +183,11 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         int i0 = (first + number % per_head) * Columns;
 
         float p[Columns / 8][4], ds[Columns / 8][4];
-        rows_by_rows<T, D, Rows, Columns>(p, k, row, q, lane);
+        uint32_t packed_p[Columns / 16][4], packed_ds[Columns / 16][4];
+        Products::begin();
+        Products::template scores<T, D, Rows, Columns>(p, k, q);
+        Products::template scores<T, D, Rows, Columns>(ds, v, dy);
+        Products::template wait<1>(p);
         bool masked = a.causal && i0 < tile.row + row + 15;
 #pragma unroll
         for (int n = 0; n < Columns / 8; n++) {
@@ -159,21 +195,25 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, e % 2 ? -shift.y : -shift.x));
-                int i = i0 + 8 * n + lane % 4 * 2 + e % 2,
-                    j = tile.row + row + lane / 4 + e / 2 * 8;
+                int i = i0 + 8 * n + lane % 4 * 2 + e % 2, j = tile.row + row + lane / 4 + e / 2 * 8;
                 if (masked && j > i) p[n][e] = 0;
             }
         }
-        add_products<T, Slice, Columns>(dv, p, dy, slice, lane);
-        rows_by_rows<T, D, Rows, Columns>(ds, v, row, dy, lane);
+        pack_rows<T, Columns>(packed_p, p);
+        Products::begin();
+        Products::template add<T, Slice, Columns>(dv, packed_p, dy, slice);
+        Products::template wait<1>(ds);
 #pragma unroll
         for (int n = 0; n < Columns / 8; n++) {
             float2 shift = *(const float2 *)(delta + 8 * n + lane % 4 * 2);
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                ds[n][e] = p[n][e] * (ds[n][e] - (e % 2 ? shift.y : shift.x));
+            for (int e = 0; e < 4; e++) ds[n][e] = p[n][e] * (ds[n][e] - (e % 2 ? shift.y : shift.x));
         }
-        add_products<T, Slice, Columns>(dk, ds, q, slice, lane);
+        pack_rows<T, Columns>(packed_ds, ds);
+        Products::begin();
+        Products::template add<T, Slice, Columns>(dk, packed_ds, q, slice);
+        Products::template wait<0>(dk);
+        Products::template wait<0>(dv);
     }
     /* The results leave through the rows of k and v that only this warp reads; a slice's columns come first there. */
     __syncthreads();
@@ -191,7 +231,7 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
     store(dv, by_one, v, a.dv);
 }
 
-template <class T, int D>
+template <class Products, class T, int D>
 __global__ void __launch_bounds__(256, 1) attention_backward_dq(backward_args<T> a) {
     using Tiles = backward_tiles<D>;
     constexpr int Rows = Tiles::Rows, Columns = Tiles::Columns, Stages = Tiles::Stages;
@@ -199,7 +239,7 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dq(backward_args<T>
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16, h = blockIdx.y, g = h / a.group;
     sequence_tile tile;
     if (!find_tile(a.cu, a.S, a.N, Rows, blockIdx.x, false, &tile)) return;
-    uint32_t q = shared_address(memory), dy = q + Tiles::RowBytes, columns = dy + Tiles::RowBytes;
+    uint32_t q = (shared_address(memory) + 1023) / 1024 * 1024, dy = q + Tiles::RowBytes, columns = dy + Tiles::RowBytes;
     int keys = a.causal ? min(tile.length, tile.row + Rows) : tile.length;
     auto load_keys = [&](int j0, int stage) {
         uint32_t k = columns + stage * 2 * Tiles::ColumnBytes;
@@ -236,28 +276,36 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dq(backward_args<T>
             copy_commit();
         }
         copy_wait<0>();
-        __syncthreads();
+        Products::ready();
         if (Stages > 1) {
             if (j0 + Columns < keys) load_keys(j0 + Columns, stage ^ 1);
             copy_commit();
         }
         uint32_t k = columns + stage * 2 * Tiles::ColumnBytes, v = k + Tiles::ColumnBytes;
         float p[Columns / 8][4], ds[Columns / 8][4];
-        rows_by_rows<T, D, Rows, Columns>(p, q, row, k, lane);
-        rows_by_rows<T, D, Rows, Columns>(ds, dy, row, v, lane);
+        uint32_t packed[Columns / 16][4];
+        Products::begin();
+        Products::template scores<T, D, Rows, Columns>(p, q, k);
+        Products::template scores<T, D, Rows, Columns>(ds, dy, v);
+        Products::template wait<1>(p);
         bool masked = j0 + Columns > keys || (a.causal && j0 + Columns - 1 > tile.row + row);
 #pragma unroll
         for (int n = 0; n < Columns / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float x = exp2_fast(fmaf(p[n][e], scale_log2, -lse[e / 2]));
-                int j = j0 + 8 * n + lane % 4 * 2 + e % 2,
-                    i = tile.row + row + lane / 4 + e / 2 * 8;
-                ds[n][e] = masked && (j >= keys || (a.causal && j > i))
-                               ? 0.0f
-                               : x * (ds[n][e] - delta[e / 2]);
+                p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, -lse[e / 2]));
+                int j = j0 + 8 * n + lane % 4 * 2 + e % 2, i = tile.row + row + lane / 4 + e / 2 * 8;
+                if (masked && (j >= keys || (a.causal && j > i))) p[n][e] = 0;
             }
-        add_products<T, D, Columns>(dq, ds, k, 0, lane);
+        Products::template wait<0>(ds);
+#pragma unroll
+        for (int n = 0; n < Columns / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) ds[n][e] = p[n][e] * (ds[n][e] - delta[e / 2]);
+        pack_rows<T, Columns>(packed, ds);
+        Products::begin();
+        Products::template add<T, D, Columns>(dq, packed, k, 0);
+        Products::template wait<0>(dq);
     }
     __syncthreads();
     float by_scale[2] = {a.scale, a.scale};
@@ -414,16 +462,16 @@ __global__ void __launch_bounds__(F32_THREADS) attention_backward_dq_f32(backwar
 
 /* ---- launchers ---- */
 
-template <class T, int D>
+template <class Products, class T, int D>
 static lg_status launch_backward(lg_context *ctx, const backward_args<T> &a) {
     using Tiles = backward_tiles<D>;
     unsigned tiles = (unsigned)num_sequence_tiles(a.N, a.S, Tiles::Rows);
     if (a.dk.data || a.dv.data)
-        LG_TRY(launch(ctx, "attention_backward", attention_backward_dkdv<T, D>,
+        LG_TRY(launch(ctx, "attention_backward", attention_backward_dkdv<Products, T, D>,
                       dim3(tiles, (unsigned)(a.H / a.group), Tiles::Slices), Tiles::Threads,
                       Tiles::bytes, a));
     if (a.dq.data)
-        LG_TRY(launch(ctx, "attention_backward", attention_backward_dq<T, D>,
+        LG_TRY(launch(ctx, "attention_backward", attention_backward_dq<Products, T, D>,
                       dim3(tiles, (unsigned)a.H), Tiles::Threads, Tiles::bytes, a));
     return LG_OK;
 }
@@ -450,11 +498,13 @@ static lg_status backward_of_size(lg_context *ctx, const backward_args<float> &a
 
 template <class T>
 static lg_status backward_of_size(lg_context *ctx, const backward_args<T> &a) {
-    if (a.d <= 32) return launch_backward<T, 32>(ctx, a);
-    if (a.d <= 64) return launch_backward<T, 64>(ctx, a);
-    if (a.d <= 96) return launch_backward<T, 96>(ctx, a);
-    if (a.d <= 128) return launch_backward<T, 128>(ctx, a);
-    return launch_backward<T, 256>(ctx, a);
+    if (has_wgmma() && a.d <= 64) return launch_backward<warpgroup_products, T, 64>(ctx, a);
+    if (has_wgmma() && a.d <= 128) return launch_backward<warpgroup_products, T, 128>(ctx, a);
+    if (a.d <= 32) return launch_backward<warp_products, T, 32>(ctx, a);
+    if (a.d <= 64) return launch_backward<warp_products, T, 64>(ctx, a);
+    if (a.d <= 96) return launch_backward<warp_products, T, 96>(ctx, a);
+    if (a.d <= 128) return launch_backward<warp_products, T, 128>(ctx, a);
+    return launch_backward<warp_products, T, 256>(ctx, a);
 }
 
 extern "C" lg_status cuda_attention_backward(lg_context *ctx, const lg_tensor *dy,

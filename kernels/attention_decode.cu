@@ -8,6 +8,7 @@
  */
 #include "attention.cuh"
 #include "mma.cuh"
+#include "wgmma.cuh"
 
 template <class T>
 struct decode_args {
@@ -264,10 +265,9 @@ static lg_status decode_of_size(lg_context *ctx, const decode_args<float> &a, in
     return launch_decode_f32<256>(ctx, a, B, head_tiles);
 }
 
-/* Scores take as many blocks as fill the device four times over, each going on to further keys. */
-template <class T, int D>
+/* Keys is the forward's tile. Scores take as many blocks as fill the device four times over, each going on to further keys. */
+template <class T, int D, int Keys = 64>
 static lg_status launch_decode(lg_context *ctx, const decode_args<T> &a, int B, int head_tiles) {
-    constexpr int Keys = 64;
     int64_t most = (a.capacity + 4 * SCORE_KEYS - 1) / (4 * SCORE_KEYS);
     int64_t wanted = 12 * (int64_t)cuda_num_sms(ctx) / ((int64_t)B * head_tiles) + 1;
     LG_TRY(
@@ -286,6 +286,8 @@ static lg_status decode_of_size(lg_context *ctx, decode_args<T> a, int B, int he
     a.scores = (float *)scores;
     a.negate = a.scale < 0;
     a.scale = fmaxf(fabsf(a.scale) * LOG2E, 1e-30f);
+    if (has_wgmma() && a.d <= 64) return launch_decode<T, 64, 128>(ctx, a, B, head_tiles);
+    if (has_wgmma() && a.d <= 128) return launch_decode<T, 128, 128>(ctx, a, B, head_tiles);
     if (a.d <= 32) return launch_decode<T, 32>(ctx, a, B, head_tiles);
     if (a.d <= 64) return launch_decode<T, 64>(ctx, a, B, head_tiles);
     if (a.d <= 96) return launch_decode<T, 96>(ctx, a, B, head_tiles);
