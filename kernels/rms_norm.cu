@@ -146,7 +146,7 @@ struct norm_backward {
 
 /* Each thread fetches and reads its own vectors only, so that the ring needs no barrier. */
 template <class T, int LANES, int K, int STAGES>
-static __global__ void __launch_bounds__(BWD_THREADS, 1)
+static __global__ void __launch_bounds__(BWD_THREADS, K == 1 ? 2 : 1)
     rms_norm_bwd(const __grid_constant__ norm_backward<T> a) {
     constexpr int W = 16 / sizeof(T), GROUPS = BWD_THREADS / LANES;
     extern __shared__ char memory[];
@@ -176,17 +176,15 @@ static __global__ void __launch_bounds__(BWD_THREADS, 1)
         commit_copies();
     };
 
-    vec<T, W> weight[K];
-    float dw[K][W];
+    vec<T, W>(*weights)[LANES] = (vec<T, W>(*)[LANES])(ring + STAGES);
+    for (int i = threadIdx.x; i < K * LANES; i += BWD_THREADS) {
+        vec<T, W> w;
 #pragma unroll
-    for (int k = 0; k < K; k++) {
-        if (a.w) weight[k] = load_part<T, W>(a.w, (k * LANES + lane) * W, C, a.vector);
-#pragma unroll
-        for (int e = 0; e < W; e++) {
-            if (!a.w) weight[k][e] = from_float<T>(1);
-            dw[k][e] = 0;
-        }
+        for (int e = 0; e < W; e++) w[e] = from_float<T>(1);
+        weights[i / LANES][i % LANES] = a.w ? load_part<T, W>(a.w, i * W, C, a.vector) : w;
     }
+    __syncthreads();
+    float dw[K][W] = {};
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) fetch(first + s * step, s);
 
@@ -202,10 +200,10 @@ static __global__ void __launch_bounds__(BWD_THREADS, 1)
 #pragma unroll
             for (int k = 0; k < K; k++) {
                 const vec<T, W> x = ring[stage][0][k][threadIdx.x],
-                                d = ring[stage][1][k][threadIdx.x];
+                                d = ring[stage][1][k][threadIdx.x], w = weights[k][lane];
 #pragma unroll
                 for (int e = 0; e < W; e++)
-                    sum = fmaf(to_float(d[e]) * to_float(weight[k][e]), to_float(x[e]), sum);
+                    sum = fmaf(to_float(d[e]) * to_float(w[e]), to_float(x[e]), sum);
             }
         }
         const float slope = group_sum<LANES>(sum, room, t) * r * r * r / (float)C;
@@ -215,13 +213,14 @@ static __global__ void __launch_bounds__(BWD_THREADS, 1)
         for (int k = 0; k < K; k++) {
             const int64_t c = (k * LANES + lane) * W;
             if (c >= C) break;
-            const vec<T, W> x = ring[stage][0][k][threadIdx.x], d = ring[stage][1][k][threadIdx.x];
+            const vec<T, W> x = ring[stage][0][k][threadIdx.x],
+                            d = ring[stage][1][k][threadIdx.x], w = weights[k][lane];
             vec<T, W> out;
 #pragma unroll
             for (int e = 0; e < W; e++) {
                 const float xe = to_float(x[e]), de = to_float(d[e]);
                 dw[k][e] = fmaf(de, xe * r, dw[k][e]);
-                out[e] = from_float<T>(fmaf(de * to_float(weight[k][e]), r, -(xe * slope)));
+                out[e] = from_float<T>(fmaf(de * to_float(w[e]), r, -(xe * slope)));
             }
             if (dx_row) store_part<T, W>(dx_row, c, C, a.vector, out);
         }
@@ -368,13 +367,13 @@ static lg_status backward(lg_context *ctx, norm_backward<T> &a, bool dw, int *bl
     }
     return with_group(vectors, [&](auto lanes, auto held) {
         constexpr int LANES = decltype(lanes)::value, K = decltype(held)::value;
-        constexpr int STAGES = K == 1 ? 4 : 2, GROUPS = BWD_THREADS / LANES;
+        constexpr int STAGES = K == 1 ? 4 : 3, GROUPS = BWD_THREADS / LANES;
         /* Short rows: two blocks a multiprocessor, for their partial sums are small. */
         *blocks = (int)blocks_for(a.N, GROUPS, K == 1 ? 2 * BWD_BLOCKS : BWD_BLOCKS);
         if (dw) LG_TRY(lg_scratch(ctx, *blocks * a.C * 4, &partial));
         a.partial = (float *)partial;
         const auto kernel = rms_norm_bwd<T, LANES, K, STAGES>;
-        constexpr int bytes = STAGES * 2 * K * BWD_THREADS * 16;
+        constexpr int bytes = (STAGES * 2 * BWD_THREADS + LANES) * K * 16;
         LG_TRY(cuda_check(
             ctx, "rms_norm_backward",
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)));
