@@ -2,7 +2,7 @@
  * the weights w = e^(z - max) and their sum, up to six times more for each cut, and writes an id
  * and z[id] - max - ln(sum of w).
  *
- * The row is walked in segments of some hundred ids, a warp a segment, in doubles. A cut leaves a
+ * The row is walked in segments of SEGMENT ids, a warp a segment, in doubles. A cut leaves a
  * boundary, the last candidate in falling order that it keeps, found by radix select over the
  * logits' bits: exact, without sorting, of equal values the lower id first. The draw adds the
  * segments in id order and walks the one where the running weight reaches u * total.
@@ -14,10 +14,10 @@
 enum {
     THREADS = 1024,
     WARPS = THREADS / 32,
-    STEPS = 4,
+    SEGMENT = 512,
     BINS = 2048,
-    MAX_SEGMENTS = 2048,
-    MAX_V = 1 << 20
+    MAX_V = 1 << 20,
+    MAX_SEGMENTS = MAX_V / SEGMENT
 };
 
 /* A weight, at most 1, as a whole number: MAX_V of them fit in 64 bits, and their sum does not
@@ -42,34 +42,27 @@ template <class T>
 struct logits {
     const T *z;
     int V;
-    bool aligned;
 };
 
 /* ---- a row ---- */
 
 template <class T>
-constexpr int Segment = 32 * STEPS *(16 / (int)sizeof(T));
-
-template <class T>
 __device__ __forceinline__ int num_segments(const logits<T> &row) {
-    return (row.V + Segment<T> - 1) / Segment<T>;
+    return (row.V + SEGMENT - 1) / SEGMENT;
 }
 
 /* f(id, logit) of this lane's part of segment s, ids ascending; past the row's end the logit is
- * -inf. */
+ * -inf. A lane reads single elements, the warp whole lines: the arithmetic outweighs the loads, and
+ * rows may start anywhere. */
 template <class T, class F>
 __device__ __forceinline__ void visit_segment(const logits<T> &row, int s, F f) {
-    constexpr int N = 16 / sizeof(T);
-    const int first = s * Segment<T> + threadIdx.x % 32 * N;
-    vec<T, N> v[STEPS];
+    const int first = s * SEGMENT + threadIdx.x % 32;
+    T v[SEGMENT / 32];
 #pragma unroll
-    for (int k = 0; k < STEPS; k++)
-        v[k] = load_part<N>(row.z + first + k * 32 * N, row.V - first - k * 32 * N, row.aligned,
-                            from_float<T>(-INFINITY));
+    for (int k = 0; k < SEGMENT / 32; k++)
+        v[k] = first + 32 * k < row.V ? row.z[first + 32 * k] : from_float<T>(-INFINITY);
 #pragma unroll
-    for (int k = 0; k < STEPS; k++)
-#pragma unroll
-        for (int j = 0; j < N; j++) f(first + k * 32 * N + j, to_float(v[k][j]));
+    for (int k = 0; k < SEGMENT / 32; k++) f(first + 32 * k, to_float(v[k]));
 }
 
 template <class T, class F>
@@ -140,8 +133,7 @@ __device__ int draw(const logits<T> &row, shared_state *shared, double target, F
         double running = 0;
         const int s =
             reach(num_segments(row), target, &running, [&](int i) { return shared->segment[i]; });
-        const int first = s * Segment<T>,
-                  n = row.V - first < Segment<T> ? row.V - first : Segment<T>;
+        const int first = s * SEGMENT, n = row.V - first < SEGMENT ? row.V - first : SEGMENT;
         const int at = reach(n, target, &running, [&](int i) {
             return (double)weight(first + i, to_float(row.z[first + i]));
         });
@@ -341,12 +333,11 @@ __device__ int sample_row(const logits<T> &row, shared_state *shared, const cuts
 
 template <class T>
 __global__ void __launch_bounds__(THREADS)
-    sample_rows(const T *z, int64_t stride, int V, bool aligned, const int64_t *sequence,
-                const int32_t *position, int64_t seed, cuts k, int32_t *id, float *logp,
-                device_error *error) {
+    sample_rows(const T *z, int64_t stride, int V, const int64_t *sequence, const int32_t *position,
+                int64_t seed, cuts k, int32_t *id, float *logp, device_error *error) {
     __shared__ shared_state shared;
     const int64_t b = blockIdx.x;
-    const logits<T> row = {z + b * stride, V, aligned};
+    const logits<T> row = {z + b * stride, V};
     if (position[b] < 0 && threadIdx.x == 0)
         note_error(error, ERROR_POSITION, b, position[b], (long long)INT32_MAX + 1);
     double p = NAN;
@@ -373,9 +364,9 @@ extern "C" lg_status cuda_sample(lg_context *ctx, const lg_tensor *z, const lg_t
         if (B == 0) return LG_OK;
         const cuts k = {(int)(top_k > 0 && top_k < V ? top_k : 0), top_p, min_p};
         sample_rows<<<(unsigned)B, THREADS, 0, cuda_stream(ctx)>>>(
-            (const T *)z->data, z->stride[0], (int)V, can_vectorise<T>(z->data, z->stride[0]),
-            (const int64_t *)sequence->data, (const int32_t *)position->data, seed, k,
-            (int32_t *)id->data, (float *)logp->data, cuda_error_slot(ctx));
+            (const T *)z->data, z->stride[0], (int)V, (const int64_t *)sequence->data,
+            (const int32_t *)position->data, seed, k, (int32_t *)id->data, (float *)logp->data,
+            cuda_error_slot(ctx));
         return cuda_launched(ctx, "sample");
     });
 }
