@@ -1,9 +1,11 @@
-/* Which of cuBLASLt's proposals is fastest, for the table `tuned` of kernels/gemm.cu. Build and run as it says there.
+/* Which of cuBLASLt's proposals is fastest, for the table `tuned` of kernels/gemm.cu. Build and run
+ * as it says there.
  *
- * For each product of a few models: all proposals, timed in rounds that take turns, L2 flushed before each.
- * Prints the first proposal's time, the best one's, its index and rate, and a hash of the first row of C under
- * either: where the hashes of all row classes agree, a row keeps its bits from decoding to training. With
- * `--table`, prints only the lines of `tuned`, for gains of 2 per cent and more.
+ * For each product of a few models: all proposals, timed in rounds that take turns, L2 flushed
+ * before each. Prints the first proposal's time, the best one's, its index and rate, and a hash
+ * of the first row of C under either: where the hashes of all row classes agree, a row keeps its
+ * bits from decoding to training. With `--table`, prints only the lines of `tuned`, for gains of
+ * 2 per cent and more.
  */
 #include <algorithm>
 #include <cstdio>
@@ -18,13 +20,13 @@
 
 enum { PROPOSALS = 32, ROUNDS = 7, WORKSPACE = 32 << 20, FLUSH = 256 << 20 };
 
-#define CHECK(expr)                                                                    \
-    do {                                                                               \
-        const int status_ = (int)(expr);                                               \
-        if (status_ != 0) {                                                            \
+#define CHECK(expr)                                                                      \
+    do {                                                                                 \
+        const int status_ = (int)(expr);                                                 \
+        if (status_ != 0) {                                                              \
             fprintf(stderr, "%s:%d: %s gives %d\n", __FILE__, __LINE__, #expr, status_); \
-            exit(1);                                                                   \
-        }                                                                              \
+            exit(1);                                                                     \
+        }                                                                                \
     } while (0)
 
 struct bench {
@@ -37,7 +39,8 @@ struct bench {
 
 /* Random bf16 in [-1, 1), the same everywhere. */
 static __global__ void fill_random(__nv_bfloat16 *x, int64_t n) {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
         uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
         h = (h ^ (h >> 32)) * 0xd6e8feb86659fd93u;
         x[i] = __float2bfloat16((float)(h >> 40) * 0x1p-23f - 1.0f);
@@ -55,11 +58,12 @@ static void *random_bf16(int64_t n) {
 static cublasStatus_t multiply(const bench &t, const gemm_problem &p, gemm_descriptors &d,
                                const cublasLtMatmulAlgo_t &algo) {
     const float alpha = 1, beta = p.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(t.cublas, &d.product, &alpha, t.b, &d.b, t.a, &d.a, &beta, t.c, &d.c, t.c, &d.c, &algo,
-                          t.workspace, WORKSPACE, t.stream);
+    return cublasLtMatmul(t.cublas, &d.product, &alpha, t.b, &d.b, t.a, &d.a, &beta, t.c, &d.c, t.c,
+                          &d.c, &algo, t.workspace, WORKSPACE, t.stream);
 }
 
-static float time_once(const bench &t, const gemm_problem &p, gemm_descriptors &d, const cublasLtMatmulAlgo_t &algo) {
+static float time_once(const bench &t, const gemm_problem &p, gemm_descriptors &d,
+                       const cublasLtMatmulAlgo_t &algo) {
     float ms;
     CHECK(cudaMemsetAsync(t.flush, 0, FLUSH, t.stream));
     CHECK(cudaEventRecord(t.start, t.stream));
@@ -79,15 +83,16 @@ static uint32_t first_row_hash(const bench &t, const gemm_problem &p) {
     return h;
 }
 
-static int32_t config_of(const cublasLtMatmulAlgo_t &algo, cublasLtMatmulAlgoConfigAttributes_t what) {
+static int32_t config_of(const cublasLtMatmulAlgo_t &algo,
+                         cublasLtMatmulAlgoConfigAttributes_t what) {
     int32_t value = -1;
     size_t written;
     cublasLtMatmulAlgoConfigGetAttribute(&algo, what, &value, sizeof value, &written);
     return value;
 }
 
-static void run(const bench &t, const char *model, const char *layer, const char *kind, int64_t m, int64_t n, int64_t k,
-                int32_t out) {
+static void run(const bench &t, const char *model, const char *layer, const char *kind, int64_t m,
+                int64_t n, int64_t k, int32_t out) {
     gemm_problem p = {};
     gemm_descriptors d;
     cublasLtMatmulHeuristicResult_t results[PROPOSALS];
@@ -103,7 +108,8 @@ static void run(const bench &t, const char *model, const char *layer, const char
     std::vector<uint32_t> hash(found);
     for (int i = 0; i < found; i++) {
         if (p.accumulate) CHECK(cudaMemsetAsync(t.c, 0, p.m * p.n * 4, t.stream));
-        if (multiply(t, p, d, results[i].algo) == CUBLAS_STATUS_SUCCESS) hash[i] = first_row_hash(t, p);
+        if (multiply(t, p, d, results[i].algo) == CUBLAS_STATUS_SUCCESS)
+            hash[i] = first_row_hash(t, p);
     }
     for (int round = 0; round < ROUNDS; round++)
         for (int i = 0; i < found; i++) times[i].push_back(time_once(t, p, d, results[i].algo));
@@ -113,27 +119,31 @@ static void run(const bench &t, const char *model, const char *layer, const char
         if (times[i][ROUNDS / 2] < times[best][ROUNDS / 2]) best = i;
     }
     if (found == 0) {
-        printf("%s %s %s [%ld,%ld] k %ld: no proposal\n", model, layer, kind, (long)p.m, (long)p.n, (long)p.k);
+        printf("%s %s %s [%ld,%ld] k %ld: no proposal\n", model, layer, kind, (long)p.m, (long)p.n,
+               (long)p.k);
         return;
     }
     const float first_ms = times[0][ROUNDS / 2], best_ms = times[best][ROUNDS / 2];
     const double flops = 2.0 * (double)p.m * (double)p.n * (double)p.k;
     if (!t.table)
-        printf("%-12s %-8s %s %-4s m %6ld n %6ld k %6ld  first %8.1f us  best %8.1f us (%2d of %2d, %.2fx, split %d, tile %d) "
+        printf("%-12s %-8s %s %-4s m %6ld n %6ld k %6ld  first %8.1f us  best %8.1f us (%2d of "
+               "%2d, %.2fx, split %d, tile %d) "
                "%5.0f TFLOP/s  row %08x %08x\n",
-               model, layer, kind, out == LG_F32 ? "f32" : "bf16", (long)p.m, (long)p.n, (long)p.k, first_ms * 1e3,
-               best_ms * 1e3, best, found, first_ms / best_ms,
+               model, layer, kind, out == LG_F32 ? "f32" : "bf16", (long)p.m, (long)p.n, (long)p.k,
+               first_ms * 1e3, best_ms * 1e3, best, found, first_ms / best_ms,
                config_of(results[best].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
-               config_of(results[best].algo, CUBLASLT_ALGO_CONFIG_TILE_ID), flops / best_ms * 1e-9, hash[0], hash[best]);
+               config_of(results[best].algo, CUBLASLT_ALGO_CONFIG_TILE_ID), flops / best_ms * 1e-9,
+               hash[0], hash[best]);
     else if (best > 0 && first_ms > 1.02f * best_ms)
-        printf("    {%d, %d, %s, %ld, %ld, %ld, %d}, /* %s %s: %.1f, the first %.1f us */\n", p.a_trans, p.b_trans,
-               out == LG_F32 ? "LG_F32" : "LG_BF16", (long)p.m, (long)p.n, (long)p.k, best, model, layer,
-               best_ms * 1e3, first_ms * 1e3);
+        printf("    {%d, %d, %s, %ld, %ld, %ld, %d}, /* %s %s: %.1f, the first %.1f us */\n",
+               p.a_trans, p.b_trans, out == LG_F32 ? "LG_F32" : "LG_BF16", (long)p.m, (long)p.n,
+               (long)p.k, best, model, layer, best_ms * 1e3, first_ms * 1e3);
     fflush(stdout);
 }
 
 /* The three products of a layer of O outputs and C inputs over some rows. */
-static void layer(const bench &t, const char *model, const char *name, int64_t rows, int64_t C, int64_t O, int32_t out) {
+static void layer(const bench &t, const char *model, const char *name, int64_t rows, int64_t C,
+                  int64_t O, int32_t out) {
     run(t, model, name, "NT", rows, O, C, out);
     run(t, model, name, "NN", rows, C, O, LG_BF16);
     run(t, model, name, "TN", O, C, rows, LG_F32);
@@ -141,7 +151,8 @@ static void layer(const bench &t, const char *model, const char *name, int64_t r
 
 struct shape {
     const char *model;
-    int64_t hidden, qkv, attention, intermediate, vocabulary; /* qkv: all three side by side; attention: into the output layer */
+    int64_t hidden, qkv, attention, intermediate,
+        vocabulary; /* qkv: all three side by side; attention: into the output layer */
 };
 
 int main(int argc, char **argv) {
@@ -174,7 +185,8 @@ int main(int argc, char **argv) {
             layer(t, s.model, "gate", rows, s.hidden, s.intermediate, LG_BF16);
             layer(t, s.model, "down", rows, s.intermediate, s.hidden, LG_BF16);
         }
-        for (int64_t rows : {1024, 2048, 4096}) layer(t, s.model, "head", rows, s.hidden, s.vocabulary, LG_F32);
+        for (int64_t rows : {1024, 2048, 4096})
+            layer(t, s.model, "head", rows, s.hidden, s.vocabulary, LG_F32);
         for (int64_t rows : {64, 256}) {
             run(t, s.model, "gate_up", "NT", rows, 2 * s.intermediate, s.hidden, LG_BF16);
             run(t, s.model, "down", "NT", rows, s.hidden, s.intermediate, LG_BF16);

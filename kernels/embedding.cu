@@ -2,12 +2,12 @@
  *
  * Forward: a thread copies ITEMS vectors of y; w's rows are read and y written once.
  *
- * Backward: dw[v] += sum of dy[n] over ids[n] = v. The rows are sorted by id first (count, scan, place,
- * rank: integers only), n ascending within an id. embedding_bwd_tile's block then owns TILE rows of
- * that order and some columns, and adds the ids that lie wholly in its tile to dw. What crosses
- * tiles goes to partial[tile, 2, C] (first: of an id that began before; second: of one that goes on) and
- * embedding_bwd_carry adds it up in order. dy is read once; rows of dw that no id names are not
- * touched. The grouping of the sums depends on ids alone.
+ * Backward: dw[v] += sum of dy[n] over ids[n] = v. The rows are sorted by id first (count, scan,
+ * place, rank: integers only), n ascending within an id. embedding_bwd_tile's block then owns
+ * TILE rows of that order and some columns, and adds the ids that lie wholly in its tile to dw.
+ * What crosses tiles goes to partial[tile, 2, C] (first: of an id that began before; second: of
+ * one that goes on) and embedding_bwd_carry adds it up in order. dy is read once; rows of dw
+ * that no id names are not touched. The grouping of the sums depends on ids alone.
  */
 #include "common.cuh"
 

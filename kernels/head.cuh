@@ -1,13 +1,15 @@
-/* What the three heads share: which rows take part, logits of a chunk of them, their reductions, and the gradient's products.
+/* What the three heads share: which rows take part, logits of a chunk of them, their reductions,
+ * and the gradient's products.
  *
- * Rows are found by head_index (one block, integers), gathered to the front, and worked on in chunks, so
- * that no more than a chunk of fp32 logits is held. Their number is read by the host, for the
- * products' sizes, while the device clears outputs and gathers the first chunk.
+ * Rows are found by head_index (one block, integers), gathered to the front, and worked on in
+ * chunks, so that no more than a chunk of fp32 logits is held. Their number is read by the host,
+ * for the products' sizes, while the device clears outputs and gathers the first chunk.
  *
- * Reductions of a row, by a cluster of 1 to 8 blocks that each own a slice of it: max m, s = sum of
- * exp(z - m), w = sum of exp(z - m) (z - m); lse = m + ln s, entropy = ln s - w / s. Threads keep a running
- * maximum for 16 elements at a time; threads, warps and blocks are merged by fixed butterflies. The
- * order depends on V alone: not on alignment, nor on which kernel reduces.
+ * Reductions of a row, by a cluster of 1 to 8 blocks that each own a slice of it: max m, s = sum
+ * of exp(z - m), w = sum of exp(z - m) (z - m); lse = m + ln s, entropy = ln s - w / s. Threads
+ * keep a running maximum for 16 elements at a time; threads, warps and blocks are merged by
+ * fixed butterflies. The order depends on V alone: not on alignment, nor on which kernel
+ * reduces.
  */
 #ifndef LIGER_HEAD_CUH
 #define LIGER_HEAD_CUH
@@ -18,13 +20,13 @@
 #include "linear.cuh"
 
 enum {
-    HEAD_CHUNK = 4096,      /* rows, for vocabularies up to HEAD_LARGE */
+    HEAD_CHUNK = 4096, /* rows, for vocabularies up to HEAD_LARGE */
     HEAD_CHUNK_LARGE = 2048,
     HEAD_LARGE = 100000,
     HEAD_INDEX_THREADS = 1024,
-    HEAD_INDEX_ITEMS = 8,   /* rows a thread at a time */
-    HEAD_THREADS = 256,     /* of kernels without reductions */
-    HEAD_STEP = 16,         /* elements of a row that a thread takes at a time */
+    HEAD_INDEX_ITEMS = 8, /* rows a thread at a time */
+    HEAD_THREADS = 256,   /* of kernels without reductions */
+    HEAD_STEP = 16,       /* elements of a row that a thread takes at a time */
     HEAD_MOST_THREADS = 512,
 };
 
@@ -87,12 +89,26 @@ __device__ __forceinline__ head_stats head_merge_warp(head_stats s) {
 }
 
 /* Elements v to v + 3 of a row that ends at `end`. */
-__device__ __forceinline__ vec<float, 4> head_load(const float *z, int64_t v, int64_t end, bool vector) {
+__device__ __forceinline__ vec<float, 4> head_load(const float *z, int64_t v, int64_t end,
+                                                   bool vector) {
     if (vector && v + 4 <= end) return *(const vec<float, 4> *)(z + v);
     vec<float, 4> x;
 #pragma unroll
     for (int e = 0; e < 4; e++) x[e] = v + e < end ? z[v + e] : -INFINITY;
     return x;
+}
+
+/* N vectors from v on, `stride` elements apart; all at once where the row goes on past them. */
+template <int N>
+__device__ __forceinline__ void head_load_step(const float *z, int64_t v, int64_t stride,
+                                               int64_t end, bool vector, vec<float, 4> (&x)[N]) {
+    if (vector && v + (N - 1) * stride + 4 <= end) {
+#pragma unroll
+        for (int u = 0; u < N; u++) x[u] = *(const vec<float, 4> *)(z + v + u * stride);
+    } else {
+#pragma unroll
+        for (int u = 0; u < N; u++) x[u] = head_load(z, v + u * stride, end, vector);
+    }
 }
 
 template <class T>
@@ -113,15 +129,14 @@ struct head_slice {
 
 /* One thread's share of a slice. `kept`, unless NULL, gets the finished logits. */
 template <class Finish>
-__device__ __forceinline__ head_stats head_reduce_thread(const float *z, head_slice slice, bool vector,
-                                                         Finish finish, float *kept) {
+__device__ __forceinline__ head_stats head_reduce_thread(const float *z, head_slice slice,
+                                                         bool vector, Finish finish, float *kept) {
     head_stats s = head_stats::none();
-    for (int64_t v0 = slice.begin + threadIdx.x * 4; v0 < slice.end; v0 += (int64_t)blockDim.x * HEAD_STEP) {
+    for (int64_t v0 = slice.begin + threadIdx.x * 4; v0 < slice.end;
+         v0 += (int64_t)blockDim.x * HEAD_STEP) {
         vec<float, 4> x[HEAD_STEP / 4];
         float max = -FLT_MAX;
-#pragma unroll
-        for (int u = 0; u < HEAD_STEP / 4; u++)
-            x[u] = head_load(z, v0 + (int64_t)u * blockDim.x * 4, slice.end, vector);
+        head_load_step(z, v0, (int64_t)blockDim.x * 4, slice.end, vector, x);
 #pragma unroll
         for (int u = 0; u < HEAD_STEP / 4; u++) {
 #pragma unroll
@@ -136,7 +151,8 @@ __device__ __forceinline__ head_stats head_reduce_thread(const float *z, head_sl
             s.rise(max);
 #pragma unroll
             for (int i = HEAD_STEP - 1; i >= 0; i--)
-                if (x[i / 4][i % 4] == max) s.argmax = (int)(v0 + (int64_t)(i / 4) * blockDim.x * 4 + i % 4);
+                if (x[i / 4][i % 4] == max)
+                    s.argmax = (int)(v0 + (int64_t)(i / 4) * blockDim.x * 4 + i % 4);
         }
 #pragma unroll
         for (int i = 0; i < HEAD_STEP; i++) {
@@ -175,8 +191,8 @@ __device__ __forceinline__ head_slice head_slice_of(int64_t V) {
     return {begin < V ? begin : V, end < V ? end : V};
 }
 
-/* The statistics of the row, for every thread of the cluster. A block must call head_leave before it
- * ends: others still read its part. */
+/* The statistics of the row, for every thread of the cluster. A block must call head_leave
+ * before it ends: others still read its part. */
 __device__ __forceinline__ head_stats head_merge(head_stats s, head_room *room) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     s = head_merge_warp(s);
@@ -189,7 +205,8 @@ __device__ __forceinline__ head_stats head_merge(head_stats s, head_room *room) 
     if (blocks > 1) {
         if (threadIdx.x == 0) room->block = s;
         cluster.sync();
-        s = head_merge_warp(lane < blocks ? *cluster.map_shared_rank(&room->block, lane) : head_stats::none());
+        s = head_merge_warp(lane < blocks ? *cluster.map_shared_rank(&room->block, lane)
+                                          : head_stats::none());
         cluster.barrier_arrive();
     }
 #endif
@@ -202,8 +219,8 @@ __device__ __forceinline__ void head_leave() {
 #endif
 }
 
-/* How a row of V is reduced: blocks and threads of the cluster. A slice has up to 64 Ki elements of up to 512 threads, a
- * function of V alone on a chip with clusters. */
+/* How a row of V is reduced: blocks and threads of the cluster. A slice has up to 64 Ki elements
+ * of up to 512 threads, a function of V alone on a chip with clusters. */
 struct head_launch {
     int slices, threads;
 };
@@ -220,8 +237,8 @@ static inline head_launch head_launch_of(int64_t V) {
 
 /* Launches a kernel with a cluster of blocks for each of n rows. */
 template <class... Formal, class... Actual>
-static lg_status head_launch_rows(lg_context *ctx, const char *op, int64_t V, int64_t n, size_t shared_bytes,
-                                  void (*kernel)(Formal...), Actual... args) {
+static lg_status head_launch_rows(lg_context *ctx, const char *op, int64_t V, int64_t n,
+                                  size_t shared_bytes, void (*kernel)(Formal...), Actual... args) {
     const head_launch shape = head_launch_of(V);
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -240,13 +257,13 @@ static lg_status head_launch_rows(lg_context *ctx, const char *op, int64_t V, in
 /* ---- which rows take part ---- */
 
 /* Row n is kept if target[n] is an id, and active if its gradient is not 0, where one is given.
- * row[i] is active row i, from[i] its place among the kept ones. One block; both counts run in the halves
- * of one number. */
+ * row[i] is active row i, from[i] its place among the kept ones. One block; both counts run in
+ * the halves of one number. */
 template <int THREADS>
 static __global__ void __launch_bounds__(THREADS)
     head_index(const int32_t *target, int64_t N, int64_t V, int64_t ignore, const float *dlogp,
-               const float *dentropy, int32_t *row, int32_t *from, int32_t *count, int64_t *host_count,
-               device_error *error) {
+               const float *dentropy, int32_t *row, int32_t *from, int32_t *count,
+               int64_t *host_count, device_error *error) {
     __shared__ unsigned warps[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int kept = 0, active = 0;
@@ -298,12 +315,12 @@ static __global__ void __launch_bounds__(THREADS)
     __threadfence_system();
 }
 
-/* packed[i] = x[row[i]] or x[row[i]] = packed[i], for i0 <= i < min(i0 + n, count); nothing if all N rows are
- * active, for then they lie together. A row is `units` units long. */
+/* packed[i] = x[row[i]] or x[row[i]] = packed[i], for i0 <= i < min(i0 + n, count); nothing if
+ * all N rows are active, for then they lie together. A row is `units` units long. */
 template <class Unit, bool Scatter>
 static __global__ void __launch_bounds__(HEAD_THREADS)
-    head_move(Unit *x, Unit *packed, const int32_t *row, const int32_t *count, int64_t N, int64_t i0,
-              int64_t n, unsigned units) {
+    head_move(Unit *x, Unit *packed, const int32_t *row, const int32_t *count, int64_t N,
+              int64_t i0, int64_t n, unsigned units) {
     int64_t i;
     unsigned c;
     if (*count == N) return;
@@ -330,17 +347,18 @@ struct lm_head {
     const char *op;
     const lg_tensor *x, *w, *b; /* [N, C], [V, C], [V] or NULL */
     float temperature, softcap;
-    int64_t N, C, V, chunk;     /* chunk: the most rows of one */
+    int64_t N, C, V, chunk; /* chunk: the most rows of one */
     int64_t logits_ld, dlogits_ld;
     int32_t *row, *from, *count; /* of head_index, on the device */
-    float *bias;                /* [V], or NULL */
-    void *packed;               /* [chunk, C]: gathered rows */
-    float *logits;              /* [chunk, logits_ld] */
-    void *dlogits;              /* [chunk, dlogits_ld], of x's dtype */
+    float *bias;                 /* [V], or NULL */
+    void *packed;                /* [chunk, C]: gathered rows */
+    float *logits;               /* [chunk, logits_ld] */
+    void *dlogits;               /* [chunk, dlogits_ld], of x's dtype */
 };
 
-static inline lm_head head_of(lg_context *ctx, const char *op, const lg_tensor *x, const lg_tensor *w,
-                              const lg_tensor *b, double temperature, double softcap) {
+static inline lm_head head_of(lg_context *ctx, const char *op, const lg_tensor *x,
+                              const lg_tensor *w, const lg_tensor *b, double temperature,
+                              double softcap) {
     lm_head head = {};
     head.ctx = ctx, head.op = op, head.x = x, head.w = w, head.b = b;
     head.temperature = (float)temperature, head.softcap = (float)softcap;
@@ -352,7 +370,8 @@ static inline lm_head head_of(lg_context *ctx, const char *op, const lg_tensor *
     return head;
 }
 
-static inline lg_status head_check_temperature(lg_context *ctx, const char *op, double temperature) {
+static inline lg_status head_check_temperature(lg_context *ctx, const char *op,
+                                               double temperature) {
     if (temperature > 0) return LG_OK;
     return lg_fail(ctx, LG_EINVAL, "%s: temperature is %g, wanted above 0", op, temperature);
 }
@@ -367,8 +386,8 @@ static lg_status head_with_finish(const lm_head &head, F f) {
 /* One piece of scratch for all, since a second large one would take twice its size. */
 static inline lg_status head_reserve(lm_head &head, bool logits, bool dlogits) {
     const auto pad = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-    const int64_t width = lg_dtype_bytes(head.x->dtype), index = pad(head.N * 4), bias = pad(head.V * 4),
-                  packed = pad(head.chunk * head.C * width),
+    const int64_t width = lg_dtype_bytes(head.x->dtype), index = pad(head.N * 4),
+                  bias = pad(head.V * 4), packed = pad(head.chunk * head.C * width),
                   z = logits ? pad(head.chunk * head.logits_ld * 4) : 0,
                   dz = dlogits ? pad(head.chunk * head.dlogits_ld * width) : 0;
     void *scratch;
@@ -392,8 +411,8 @@ static inline lg_status head_bias(lm_head &head) {
     }
     return dispatch_float(head.ctx, head.op, head.b->dtype, [&](auto t) {
         using T = decltype(t);
-        head_to_float<T><<<blocks_for(head.V, HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0, cuda_stream(head.ctx)>>>(
-            (const T *)head.b->data, head.V, head.bias);
+        head_to_float<T><<<blocks_for(head.V, HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0,
+                           cuda_stream(head.ctx)>>>((const T *)head.b->data, head.V, head.bias);
         return cuda_launched(head.ctx, head.op);
     });
 }
@@ -404,28 +423,32 @@ static lg_status head_move_rows(const lm_head &head, void *x, int64_t i0, int64_
     const cudaStream_t stream = cuda_stream(head.ctx);
     if (bytes == 0 || n == 0) return LG_OK;
     if (((uintptr_t)x | (uintptr_t)bytes) % 16 == 0)
-        head_move<uint4, Scatter><<<blocks_for(n * (bytes / 16), HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0, stream>>>(
-            (uint4 *)x, (uint4 *)head.packed, head.row, head.count, head.N, i0, n, (unsigned)(bytes / 16));
+        head_move<uint4, Scatter>
+            <<<blocks_for(n * (bytes / 16), HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0, stream>>>(
+                (uint4 *)x, (uint4 *)head.packed, head.row, head.count, head.N, i0, n,
+                (unsigned)(bytes / 16));
     else
-        head_move<uint16_t, Scatter><<<blocks_for(n * (bytes / 2), HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0, stream>>>(
-            (uint16_t *)x, (uint16_t *)head.packed, head.row, head.count, head.N, i0, n, (unsigned)(bytes / 2));
+        head_move<uint16_t, Scatter>
+            <<<blocks_for(n * (bytes / 2), HEAD_THREADS, INT32_MAX), HEAD_THREADS, 0, stream>>>(
+                (uint16_t *)x, (uint16_t *)head.packed, head.row, head.count, head.N, i0, n,
+                (unsigned)(bytes / 2));
     return cuda_launched(head.ctx, head.op);
 }
 
-/* Starts to find the active rows, of which head_rows_found tells the number: work asked for in between
- * overlaps with the host's waiting. */
+/* Starts to find the active rows, of which cuda_wait_count tells the number: work asked for in
+ * between overlaps with the host's waiting. */
 static inline lg_status head_find_rows(const lm_head &head, const lg_tensor *target, int64_t ignore,
                                        const lg_tensor *dlogp, const lg_tensor *dentropy) {
     head_index<HEAD_INDEX_THREADS><<<1, HEAD_INDEX_THREADS, 0, cuda_stream(head.ctx)>>>(
-        (const int32_t *)target->data, head.N, head.V, ignore, dlogp ? (const float *)dlogp->data : NULL,
-        dentropy ? (const float *)dentropy->data : NULL, head.row, head.from, head.count,
-        cuda_count_slot(head.ctx), cuda_error_slot(head.ctx));
+        (const int32_t *)target->data, head.N, head.V, ignore,
+        dlogp ? (const float *)dlogp->data : NULL, dentropy ? (const float *)dentropy->data : NULL,
+        head.row, head.from, head.count, cuda_count_slot(head.ctx), cuda_error_slot(head.ctx));
     LG_TRY(cuda_launched(head.ctx, head.op));
     LG_TRY(cuda_mark_count(head.ctx, head.op));
     return head_move_rows<false>(head, head.x->data, 0, head.chunk);
 }
 
-/* Calls f(first active row, rows, their x, whether they lie together in x) chunk by chunk; chunks are about equal. */
+/* Calls f(first active row, rows, their x) chunk by chunk; chunks are about equal. */
 template <class F>
 static lg_status head_for_chunks(const lm_head &head, int64_t active, F f) {
     const int64_t width = lg_dtype_bytes(head.x->dtype);
@@ -446,26 +469,28 @@ static lg_status head_for_chunks(const lm_head &head, int64_t active, F f) {
 }
 
 /* The products of n rows of x, with the bias: a [n, ld]. */
-static inline lg_status head_logits(const lm_head &head, const void *x, int64_t n, float *a, int64_t ld) {
+static inline lg_status head_logits(const lm_head &head, const void *x, int64_t n, float *a,
+                                    int64_t ld) {
     lg_context_stats(head.ctx)->gemm_rows += (double)n;
     return cuda_gemm(head.ctx, head.op, n, head.V, head.C, {x, head.C, head.x->dtype, false},
                      {head.w->data, head.C, head.w->dtype, true}, a, ld, LG_F32, head.bias, false);
 }
 
-/* Of active rows [i0, i0 + n): dx[row[i]] = dlogits w, dw += dlogits^T x, db += sum of dlogits; each may be NULL. */
-static inline lg_status head_products(const lm_head &head, int64_t active, int64_t i0, int64_t n, const void *x,
-                                      lg_tensor *dx, lg_tensor *dw, lg_tensor *db) {
+/* Of active rows [i0, i0 + n): dx[row[i]] = dlogits w, dw += dlogits^T x, db += sum of dlogits;
+ * each may be NULL. */
+static inline lg_status head_products(const lm_head &head, int64_t active, int64_t i0, int64_t n,
+                                      const void *x, lg_tensor *dx, lg_tensor *dw, lg_tensor *db) {
     const int64_t C = head.C, V = head.V, ld = head.dlogits_ld;
     const int32_t dtype = head.x->dtype;
     lg_context_stats(head.ctx)->gemm_rows += (double)n;
     if (dw)
-        LG_TRY(cuda_gemm(head.ctx, head.op, V, C, n, {head.dlogits, ld, dtype, true}, {x, C, dtype, false}, dw->data, C,
-                         dw->dtype, NULL, true));
+        LG_TRY(cuda_gemm(head.ctx, head.op, V, C, n, {head.dlogits, ld, dtype, true},
+                         {x, C, dtype, false}, dw->data, C, dw->dtype, NULL, true));
     if (dx) {
         const bool together = active == head.N;
         void *y = together ? (char *)dx->data + i0 * C * lg_dtype_bytes(dtype) : head.packed;
-        LG_TRY(cuda_gemm(head.ctx, head.op, n, C, V, {head.dlogits, ld, dtype, false}, {head.w->data, C, dtype, false}, y,
-                         C, dtype, NULL, false));
+        LG_TRY(cuda_gemm(head.ctx, head.op, n, C, V, {head.dlogits, ld, dtype, false},
+                         {head.w->data, C, dtype, false}, y, C, dtype, NULL, false));
         if (!together) LG_TRY(head_move_rows<true>(head, dx->data, i0, n));
     }
     if (!db) return LG_OK;
@@ -476,7 +501,8 @@ static inline lg_status head_products(const lm_head &head, int64_t active, int64
 static inline lg_status head_clear(const lm_head &head, lg_tensor *y, int byte) {
     if (!y || tensor_numel(y) == 0) return LG_OK;
     return cuda_check(head.ctx, head.op,
-                      cudaMemsetAsync(y->data, byte, (size_t)(tensor_numel(y) * lg_dtype_bytes(y->dtype)),
+                      cudaMemsetAsync(y->data, byte,
+                                      (size_t)(tensor_numel(y) * lg_dtype_bytes(y->dtype)),
                                       cuda_stream(head.ctx)));
 }
 

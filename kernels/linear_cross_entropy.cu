@@ -1,8 +1,10 @@
-/* Cross entropy on a vocabulary head, chunk by chunk: logits, loss, and at once the gradient's products.
+/* Cross entropy on a vocabulary head, chunk by chunk: logits, loss, and at once the gradient's
+ * products.
  *
- * linear_cross_entropy_row: a cluster owns an active row i of a chunk. Its blocks copy their slices of the fp32 logits
- * to shared memory, reduce them there, and write dlogits = scale (p - [v = target]) dz / dlogits in x's dtype: a logit
- * is read once and its gradient written once. Slices that shared memory does not hold are read twice.
+ * linear_cross_entropy_row: a cluster owns an active row i of a chunk. Its blocks copy their
+ * slices of the fp32 logits to shared memory, reduce them there, and write dlogits = scale (p -
+ * [v = target]) dz / dlogits in x's dtype: a logit is read once and its gradient written once.
+ * Slices that shared memory does not hold are read twice.
  */
 #include "head.cuh"
 
@@ -29,8 +31,7 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
         keep_slice(row_z, slice, (float *)memory);
         source = (const float *)memory - slice.begin;
     }
-    const head_stats s =
-        head_merge(head_reduce_thread(source, slice, true, finish, NULL), &room);
+    const head_stats s = head_merge(head_reduce_thread(source, slice, true, finish, NULL), &room);
     const int32_t n = row[i], t = target[n];
     if (head_slice_index() == 0 && threadIdx.x == 0) {
         const float log_sum = logf(s.sum);
@@ -66,13 +67,11 @@ static size_t slice_bytes(int64_t V) {
     return bytes <= most - (int)sizeof(head_room) - 1024 ? (size_t)bytes : 0;
 }
 
-extern "C" lg_status cuda_linear_cross_entropy(lg_context *ctx, const lg_tensor *x,
-                                               const lg_tensor *w, const lg_tensor *b,
-                                               const lg_tensor *target, double scale,
-                                               double softcap, int64_t ignore, lg_tensor *loss,
-                                               lg_tensor *entropy, lg_tensor *predicted,
-                                               lg_tensor *grad_x, lg_tensor *grad_w,
-                                               lg_tensor *grad_b) {
+extern "C" lg_status
+cuda_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                          const lg_tensor *b, const lg_tensor *target, double scale, double softcap,
+                          int64_t ignore, lg_tensor *loss, lg_tensor *entropy, lg_tensor *predicted,
+                          lg_tensor *grad_x, lg_tensor *grad_w, lg_tensor *grad_b) {
     const char *op = "linear_cross_entropy";
     return dispatch_float(ctx, op, x->dtype, [&](auto type) {
         using T = decltype(type);
@@ -94,9 +93,9 @@ extern "C" lg_status cuda_linear_cross_entropy(lg_context *ctx, const lg_tensor 
             LG_TRY(head_with_finish(head, [&](auto finish) {
                 const auto kernel = linear_cross_entropy_row<T, decltype(finish)>;
                 LG_TRY(cuda_check(ctx, op,
-                                  cudaFuncSetAttribute(
-                                      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)bytes)));
+                                  cudaFuncSetAttribute(kernel,
+                                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                       (int)bytes)));
                 return head_launch_rows(
                     ctx, op, head.V, n, bytes, kernel, (const float *)head.logits, head.logits_ld,
                     head.V, bytes > 0, finish, (float)scale, (const int32_t *)(head.row + i0),

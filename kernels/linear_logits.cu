@@ -1,4 +1,5 @@
-/* Logits of a vocabulary head: the product with the bias in its epilogue, then the cap and the temperature in place.
+/* Logits of a vocabulary head: the product with the bias in its epilogue, then the cap and the
+ * temperature in place.
  *
  * linear_logits_finish: a thread owns 4 logits, read and written once.
  */

@@ -1,10 +1,12 @@
 /* Log-probabilities of target tokens, and their gradient.
  *
- * linear_logprob_fwd: a cluster owns an active row i of a chunk, reads its fp32 logits once and writes logp, lse and
- * entropy of row[i]; where logits are kept, it leaves z in place of the products.
+ * linear_logprob_fwd: a cluster owns an active row i of a chunk, reads its fp32 logits once and
+ * writes logp, lse and entropy of row[i]; where logits are kept, it leaves z in place of the
+ * products.
  *
- * linear_logprob_bwd_dlogits: with t = z - lse and p = e^t, a block owns 4,096 logits of an active row, reads them once
- * and writes dlogits = (dlogp [v = target] - p (dlogp + dentropy (t + entropy))) dz / dlogits in x's dtype.
+ * linear_logprob_bwd_dlogits: with t = z - lse and p = e^t, a block owns 4,096 logits of an
+ * active row, reads them once and writes dlogits = (dlogp [v = target] - p (dlogp + dentropy (t
+ * + entropy))) dz / dlogits in x's dtype.
  */
 #include "head.cuh"
 
@@ -44,9 +46,7 @@ static __global__ void __launch_bounds__(HEAD_THREADS)
     const int64_t v0 = ((int64_t)blockIdx.x * (HEAD_THREADS * BWD_ITEMS) + threadIdx.x) * 4;
     const float *row_z = z + (from ? from[i] : i) * z_ld;
     vec<float, 4> x[BWD_ITEMS];
-#pragma unroll
-    for (int u = 0; u < BWD_ITEMS; u++)
-        x[u] = head_load(row_z, v0 + u * HEAD_THREADS * 4, V, vector);
+    head_load_step(row_z, v0, HEAD_THREADS * 4, V, vector, x);
     const float d = dlogp[n], dh = dentropy ? dentropy[n] : 0, h = dentropy ? entropy[n] : 0,
                 l = lse[n];
     const int32_t t_n = target[n];
@@ -100,11 +100,13 @@ extern "C" lg_status cuda_linear_logprob(lg_context *ctx, const lg_tensor *x, co
     });
 }
 
-extern "C" lg_status cuda_linear_logprob_backward(
-    lg_context *ctx, const lg_tensor *dlogp, const lg_tensor *dentropy, const lg_tensor *x,
-    const lg_tensor *w, const lg_tensor *b, const lg_tensor *target, const lg_tensor *entropy,
-    const lg_tensor *lse, double temperature, double softcap, int64_t ignore, lg_tensor *z,
-    lg_tensor *dx, lg_tensor *dw, lg_tensor *db) {
+extern "C" lg_status cuda_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp,
+                                                  const lg_tensor *dentropy, const lg_tensor *x,
+                                                  const lg_tensor *w, const lg_tensor *b,
+                                                  const lg_tensor *target, const lg_tensor *entropy,
+                                                  const lg_tensor *lse, double temperature,
+                                                  double softcap, int64_t ignore, lg_tensor *z,
+                                                  lg_tensor *dx, lg_tensor *dw, lg_tensor *db) {
     const char *op = "linear_logprob_backward";
     LG_TRY(head_check_temperature(ctx, op, temperature));
     if (dentropy && !entropy)

@@ -1,13 +1,13 @@
-/* RMS normalisation: y = w x rstd, rstd = 1 / sqrt(mean(x^2) + eps). With g = dy w and
- * a = rstd^3 mean(g x): dx = rstd g - a x, dw += sum over rows of dy x rstd.
+/* RMS normalisation: y = w x rstd, rstd = 1 / sqrt(mean(x^2) + eps). With g = dy w and a = rstd^3
+ * mean(g x): dx = rstd g - a x, dw += sum over rows of dy x rstd.
  *
- * A group of LANES threads owns a row at a time, K vectors of 16 bytes a thread, so that x (and dy) is read
- * once; thread l's vector k has columns (k LANES + l) W on. Forward: a group a row; rows longer
- * than a group holds are read twice. Backward: GROUPS groups a block walk over the rows, the next rows on
- * their way to shared memory meanwhile; each thread keeps the sums of its columns of dw, a block
- * writes them to partial[block,C], and rms_norm_bwd_dw adds the blocks in order. How rows go to
- * blocks depends on N and C alone, so the bits do; whether 16 bytes are read at once or one by one
- * changes none.
+ * A group of LANES threads owns a row at a time, K vectors of 16 bytes a thread, so that x (and
+ * dy) is read once; thread l's vector k has columns (k LANES + l) W on. Forward: a group a row;
+ * rows longer than a group holds are read twice. Backward: GROUPS groups a block walk over the
+ * rows, the next rows on their way to shared memory meanwhile; each thread keeps the sums of its
+ * columns of dw, a block writes them to partial[block,C], and rms_norm_bwd_dw adds the blocks in
+ * order. How rows go to blocks depends on N and C alone, so the bits do; whether 16 bytes are
+ * read at once or one by one changes none.
  */
 #include "common.cuh"
 
@@ -213,8 +213,8 @@ static __global__ void __launch_bounds__(BWD_THREADS, K == 1 ? 2 : 1)
         for (int k = 0; k < K; k++) {
             const int64_t c = (k * LANES + lane) * W;
             if (c >= C) break;
-            const vec<T, W> x = ring[stage][0][k][threadIdx.x],
-                            d = ring[stage][1][k][threadIdx.x], w = weights[k][lane];
+            const vec<T, W> x = ring[stage][0][k][threadIdx.x], d = ring[stage][1][k][threadIdx.x],
+                            w = weights[k][lane];
             vec<T, W> out;
 #pragma unroll
             for (int e = 0; e < W; e++) {
@@ -243,8 +243,8 @@ static __global__ void __launch_bounds__(BWD_THREADS, K == 1 ? 2 : 1)
     }
 }
 
-/* dw[c] += sum over blocks of partial[block,c]: DW_LANES threads a column, block i to thread i % DW_LANES, then the
- * threads in order. */
+/* dw[c] += sum over blocks of partial[block,c]: DW_LANES threads a column, block i to thread i %
+ * DW_LANES, then the threads in order. */
 static __global__ void __launch_bounds__(DW_COLUMNS *DW_LANES)
     rms_norm_bwd_dw(const float *partial, int blocks, int64_t C, float *dw) {
     __shared__ float sums[DW_LANES][DW_COLUMNS + 1];
@@ -317,8 +317,8 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
 
 /* ---- launchers ---- */
 
-/* Calls f(lanes, vectors a thread) for rows of so many vectors: the fewest threads that hold a row in four vectors each, but
- * heads of up to 128 have a vector a thread. */
+/* Calls f(lanes, vectors a thread) for rows of so many vectors: the fewest threads that hold a
+ * row in four vectors each, but heads of up to 128 have a vector a thread. */
 template <class F>
 static lg_status with_group(int64_t vectors, F f) {
     if (vectors <= 8) return f(width_of<8>(), width_of<1>());

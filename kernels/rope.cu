@@ -1,8 +1,10 @@
-/* Rotary position embedding, half-split: y[i] = x[i] cos - x[i+R] sin, y[i+R] = x[i+R] cos + x[i] sin
- * for i < R; dimensions from 2R on are copied. The backward is the rotation by the opposite angle.
+/* Rotary position embedding, half-split: y[i] = x[i] cos - x[i+R] sin, y[i+R] = x[i+R] cos + x[i]
+ * sin for i < R; dimensions from 2R on are copied. The backward is the rotation by the opposite
+ * angle.
  *
- * A thread owns W pairs (or W copied dimensions) of HEADS heads of a token, so that a token's cosines
- * and sines are read once for them. x is read once, y written once; tokens and heads may lie apart.
+ * A thread owns W pairs (or W copied dimensions) of HEADS heads of a token, so that a token's
+ * cosines and sines are read once for them. x is read once, y written once; tokens and heads may
+ * lie apart.
  */
 #include "common.cuh"
 
