@@ -71,15 +71,14 @@ __global__ void __launch_bounds__(forward_tiles<D>::Threads, forward_tiles<D>::B
 
     auto load_keys = [&](int j0, int stage) {
         load_tile<D, Keys, Threads>(
-            k + stage * KeyBytes, threadIdx.x, a.d, a.aligned, a.k.data,
-            [&](int j) { return j0 + j < keys ? a.k.row(tile.first + j0 + j, g) : NULL; });
+            k + stage * KeyBytes, threadIdx.x, a.k.row(tile.first + j0, g), a.k.token, keys - j0, a.d,
+                  a.aligned);
         load_tile<D, Keys, Threads>(
-            v + stage * KeyBytes, threadIdx.x, a.d, a.aligned, a.v.data,
-            [&](int j) { return j0 + j < keys ? a.v.row(tile.first + j0 + j, g) : NULL; });
+            v + stage * KeyBytes, threadIdx.x, a.v.row(tile.first + j0, g), a.v.token, keys - j0, a.d,
+                  a.aligned);
     };
-    load_tile<D, Queries, Threads>(q, threadIdx.x, a.d, a.aligned, a.q.data, [&](int i) {
-        return tile.row + i < tile.length ? a.q.row(tile.first + tile.row + i, h) : NULL;
-    });
+    load_tile<D, Queries, Threads>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token, tile.length - tile.row, a.d,
+                  a.aligned);
     load_keys(0, 0);
     copy_commit();
 
@@ -179,15 +178,13 @@ __global__ void __launch_bounds__(256, 1) attention_forward_hopper(forward_args<
 
     auto load_keys = [&](int j0) {
         if (j0 >= keys) return;
-        load_tile<D, Keys, Threads>(k + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x, a.d, a.aligned, a.k.data, [&](int j) {
-            return j0 + j < keys ? a.k.row(tile.first + j0 + j, g) : NULL;
-        });
+        load_tile<D, Keys, Threads>(k + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x, a.k.row(tile.first + j0, g), a.k.token, keys - j0, a.d,
+                  a.aligned);
     };
     auto load_values = [&](int j0) {
         if (j0 >= keys) return;
-        load_tile<D, Keys, Threads>(v + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x, a.d, a.aligned, a.v.data, [&](int j) {
-            return j0 + j < keys ? a.v.row(tile.first + j0 + j, g) : NULL;
-        });
+        load_tile<D, Keys, Threads>(v + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x, a.v.row(tile.first + j0, g), a.v.token, keys - j0, a.d,
+                  a.aligned);
     };
     float y[D / 8][4] = {}, s[Keys / 8][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, alpha[2];
     uint32_t p[Keys / 16][4];
@@ -212,9 +209,8 @@ __global__ void __launch_bounds__(256, 1) attention_forward_hopper(forward_args<
 #pragma unroll
         for (int c = 0; c < Keys / 16; c++) accumulators_as_a<T>(p[c], s[2 * c], s[2 * c + 1]);
     };
-    load_tile<D, Queries, Threads>(q, threadIdx.x, a.d, a.aligned, a.q.data, [&](int i) {
-        return tile.row + i < tile.length ? a.q.row(tile.first + tile.row + i, h) : NULL;
-    });
+    load_tile<D, Queries, Threads>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token, tile.length - tile.row, a.d,
+                  a.aligned);
     load_keys(0);
     copy_commit();
     load_values(0);
@@ -234,12 +230,12 @@ __global__ void __launch_bounds__(256, 1) attention_forward_hopper(forward_args<
         copy_wait<0>();
         fence_async();
         __syncthreads();
-        load_values(j0 + Keys);
-        load_keys(j0 + 2 * Keys);
-        copy_commit();
         wgmma_fence();
         wgmma_scores<T, D, Queries, Keys>(s, q, group_row, k + (stage ^ 1) * Tiles::KeyBytes);
         wgmma_values<T, D, Keys>(y, p, v + stage * Tiles::KeyBytes);
+        load_values(j0 + Keys);
+        load_keys(j0 + 2 * Keys);
+        copy_commit();
         wgmma_wait<1>();
         wgmma_settled(s);
         softmax(j0 + Keys);

@@ -79,28 +79,43 @@ __device__ __forceinline__ float quad_reduce(float x, Op op) {
     return op(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
+/* The largest of a lane's scores of one row (half 0 or 1 of its fragments) and `top`. */
+template <int Tiles>
+__device__ __forceinline__ float largest_score(const float (&s)[Tiles][4], int half, float top) {
+    float other = top;
+#pragma unroll
+    for (int n = 0; n < Tiles; n++) {
+        top = fmaxf(top, s[n][2 * half]);
+        other = fmaxf(other, s[n][2 * half + 1]);
+    }
+    return fmaxf(top, other);
+}
+
+/* A lane's scores of one row become 2^(c (s - top)); returns their sum. */
+template <int Tiles>
+__device__ __forceinline__ float exponentials(float (&s)[Tiles][4], int half, float c, float top) {
+    float sum[2] = {0, 0}, shift = top * c;
+#pragma unroll
+    for (int n = 0; n < Tiles; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            s[n][2 * half + e] = exp2_fast(__fmaf_rn(s[n][2 * half + e], c, -shift));
+            sum[e] += s[n][2 * half + e];
+        }
+    return sum[0] + sum[1];
+}
+
 /* One tile of scores of 16 rows, in a warp's accumulators: s becomes 2^(c (s - max)), c > 0; max and this lane's part of sum
  * go on, and alpha is what all earlier sums have to be multiplied by. */
 template <int Tiles>
-__device__ __forceinline__ void softmax_step(float (&s)[Tiles][4], float c, float (&max)[2],
-                                             float (&sum)[2], float (&alpha)[2]) {
+__device__ __forceinline__ void softmax_step(float (&s)[Tiles][4], float c, float (&max)[2], float (&sum)[2],
+                                             float (&alpha)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float top = max[half];
-#pragma unroll
-        for (int n = 0; n < Tiles; n++) top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-        top = quad_reduce(top, Max());
+        float top = quad_reduce(largest_score(s, half, max[half]), Max());
         alpha[half] = exp2_fast((max[half] - top) * c);
         max[half] = top;
-        float shift = top * c, part = 0;
-#pragma unroll
-        for (int n = 0; n < Tiles; n++)
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; e++) {
-                s[n][e] = exp2_fast(__fmaf_rn(s[n][e], c, -shift));
-                part += s[n][e];
-            }
-        sum[half] = __fmaf_rn(sum[half], alpha[half], part);
+        sum[half] = __fmaf_rn(sum[half], alpha[half], exponentials(s, half, c, top));
     }
 }
 

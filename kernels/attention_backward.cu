@@ -139,12 +139,11 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
     auto load_queries = [&](int number, int stage) {
         int h = g * a.group + number / per_head, i0 = (first + number % per_head) * Columns;
         uint32_t q = columns + stage * 2 * Tiles::ColumnBytes;
-        load_tile<D, Columns, 256>(q, threadIdx.x, a.d, a.aligned, a.q.data, [&](int i) {
-            return i0 + i < tile.length ? a.q.row(tile.first + i0 + i, h) : NULL;
-        });
+        load_tile<D, Columns, 256>(q, threadIdx.x, a.q.row(tile.first + i0, h), a.q.token, tile.length - i0, a.d,
+                  a.aligned);
         load_tile<D, Columns, 256>(
-            q + Tiles::ColumnBytes, threadIdx.x, a.d, a.aligned, a.dy.data,
-            [&](int i) { return i0 + i < tile.length ? a.dy.row(tile.first + i0 + i, h) : NULL; });
+            q + Tiles::ColumnBytes, threadIdx.x, a.dy.row(tile.first + i0, h), a.dy.token, tile.length - i0, a.d,
+                  a.aligned);
         if (threadIdx.x < Columns) {
             int i = i0 + threadIdx.x;
             int64_t at = (int64_t)(tile.first + i) * a.H + h;
@@ -155,12 +154,10 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
                 i < tile.length ? a.delta[at] : 0.0f;
         }
     };
-    load_tile<D, Rows, 256>(k, threadIdx.x, a.d, a.aligned, a.k.data, [&](int j) {
-        return tile.row + j < tile.length ? a.k.row(tile.first + tile.row + j, g) : NULL;
-    });
-    load_tile<D, Rows, 256>(v, threadIdx.x, a.d, a.aligned, a.v.data, [&](int j) {
-        return tile.row + j < tile.length ? a.v.row(tile.first + tile.row + j, g) : NULL;
-    });
+    load_tile<D, Rows, 256>(k, threadIdx.x, a.k.row(tile.first + tile.row, g), a.k.token, tile.length - tile.row, a.d,
+                  a.aligned);
+    load_tile<D, Rows, 256>(v, threadIdx.x, a.v.row(tile.first + tile.row, g), a.v.token, tile.length - tile.row, a.d,
+                  a.aligned);
     load_queries(0, 0);
     copy_commit();
 
@@ -174,10 +171,6 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         }
         copy_wait<0>();
         Products::ready();
-        if (Stages > 1) {
-            if (number + 1 < num_tiles) load_queries(number + 1, stage ^ 1);
-            copy_commit();
-        }
         uint32_t q = columns + stage * 2 * Tiles::ColumnBytes, dy = q + Tiles::ColumnBytes;
         const float *lse = statistics + stage * 2 * Columns, *delta = lse + Columns;
         int i0 = (first + number % per_head) * Columns;
@@ -187,6 +180,10 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         Products::begin();
         Products::template scores<T, D, Rows, Columns>(p, k, q);
         Products::template scores<T, D, Rows, Columns>(ds, v, dy);
+        if (Stages > 1) {
+            if (number + 1 < num_tiles) load_queries(number + 1, stage ^ 1);
+            copy_commit();
+        }
         Products::template wait<1>(p);
         bool masked = a.causal && i0 < tile.row + row + 15;
 #pragma unroll
@@ -243,19 +240,16 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dq(backward_args<T>
     int keys = a.causal ? min(tile.length, tile.row + Rows) : tile.length;
     auto load_keys = [&](int j0, int stage) {
         uint32_t k = columns + stage * 2 * Tiles::ColumnBytes;
-        load_tile<D, Columns, 256>(k, threadIdx.x, a.d, a.aligned, a.k.data, [&](int j) {
-            return j0 + j < keys ? a.k.row(tile.first + j0 + j, g) : NULL;
-        });
+        load_tile<D, Columns, 256>(k, threadIdx.x, a.k.row(tile.first + j0, g), a.k.token, keys - j0, a.d,
+                  a.aligned);
         load_tile<D, Columns, 256>(
-            k + Tiles::ColumnBytes, threadIdx.x, a.d, a.aligned, a.v.data,
-            [&](int j) { return j0 + j < keys ? a.v.row(tile.first + j0 + j, g) : NULL; });
+            k + Tiles::ColumnBytes, threadIdx.x, a.v.row(tile.first + j0, g), a.v.token, keys - j0, a.d,
+                  a.aligned);
     };
-    load_tile<D, Rows, 256>(q, threadIdx.x, a.d, a.aligned, a.q.data, [&](int i) {
-        return tile.row + i < tile.length ? a.q.row(tile.first + tile.row + i, h) : NULL;
-    });
-    load_tile<D, Rows, 256>(dy, threadIdx.x, a.d, a.aligned, a.dy.data, [&](int i) {
-        return tile.row + i < tile.length ? a.dy.row(tile.first + tile.row + i, h) : NULL;
-    });
+    load_tile<D, Rows, 256>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token, tile.length - tile.row, a.d,
+                  a.aligned);
+    load_tile<D, Rows, 256>(dy, threadIdx.x, a.dy.row(tile.first + tile.row, h), a.dy.token, tile.length - tile.row, a.d,
+                  a.aligned);
     load_keys(0, 0);
     copy_commit();
     float lse[2], delta[2];
@@ -277,16 +271,16 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dq(backward_args<T>
         }
         copy_wait<0>();
         Products::ready();
-        if (Stages > 1) {
-            if (j0 + Columns < keys) load_keys(j0 + Columns, stage ^ 1);
-            copy_commit();
-        }
         uint32_t k = columns + stage * 2 * Tiles::ColumnBytes, v = k + Tiles::ColumnBytes;
         float p[Columns / 8][4], ds[Columns / 8][4];
         uint32_t packed[Columns / 16][4];
         Products::begin();
         Products::template scores<T, D, Rows, Columns>(p, q, k);
         Products::template scores<T, D, Rows, Columns>(ds, dy, v);
+        if (Stages > 1) {
+            if (j0 + Columns < keys) load_keys(j0 + Columns, stage ^ 1);
+            copy_commit();
+        }
         Products::template wait<1>(p);
         bool masked = j0 + Columns > keys || (a.causal && j0 + Columns - 1 > tile.row + row);
 #pragma unroll

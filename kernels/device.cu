@@ -139,6 +139,20 @@ static lg_status device_download(lg_context *ctx, const void *data, void *host, 
     return device_sync(ctx);
 }
 
+static lg_status timer_start(lg_context *ctx) {
+    return cuda_check(ctx, "timer", cudaEventRecord(state_of(ctx)->timer[0], cuda_stream(ctx)));
+}
+
+static lg_status timer_stop(lg_context *ctx, double *seconds) {
+    cuda_state *s = state_of(ctx);
+    float ms = 0;
+    LG_TRY(cuda_check(ctx, "timer", cudaEventRecord(s->timer[1], s->stream)));
+    LG_TRY(cuda_check(ctx, "timer", cudaEventSynchronize(s->timer[1])));
+    LG_TRY(cuda_check(ctx, "timer", cudaEventElapsedTime(&ms, s->timer[0], s->timer[1])));
+    *seconds = ms * 1e-3;
+    return LG_OK;
+}
+
 static void device_close(lg_context *ctx) {
     cuda_state *s = state_of(ctx);
     if (!s) return;
@@ -148,6 +162,8 @@ static void device_close(lg_context *ctx) {
         cudaFreeHost(s->staging[i]);
         cudaEventDestroy(s->staging_done[i]);
     }
+    cudaEventDestroy(s->timer[0]);
+    cudaEventDestroy(s->timer[1]);
     cudaFreeHost(s->landing);
     cudaFreeHost(s->error);
     cudaFreeHost(s->count);
@@ -157,8 +173,10 @@ static void device_close(lg_context *ctx) {
     free(s);
 }
 
-static const lg_device functions = {describe,        device_alloc, device_free, device_upload,
-                                    device_download, device_sync,  device_close};
+static const lg_device functions = {
+    describe,    device_alloc, device_free, device_upload, device_download,
+    device_sync, timer_start,  timer_stop,  device_close,
+};
 
 /* ---- opening ---- */
 
@@ -185,6 +203,8 @@ static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
         LG_TRY(cuda_check(ctx, "cuda",
                           cudaEventCreateWithFlags(&s->staging_done[i], cudaEventDisableTiming)));
     }
+    LG_TRY(cuda_check(ctx, "cuda", cudaEventCreate(&s->timer[0])));
+    LG_TRY(cuda_check(ctx, "cuda", cudaEventCreate(&s->timer[1])));
     LG_TRY(cuda_check(ctx, "cuda", cudaMallocHost(&s->landing, STAGING_BYTES)));
     LG_TRY(cuda_check(ctx, "cuda",
                       cudaHostAlloc((void **)&s->error, sizeof *s->error, cudaHostAllocMapped)));

@@ -19,11 +19,9 @@ __device__ __forceinline__ uint32_t tile_at(int row, int chunk) {
     return (uint32_t)((chunk >> 3) * (Rows * 128) + row * 128 + (((chunk ^ row) & 7) << 4));
 }
 
-/* 16 bytes, or zeros where `valid` is false. */
+/* 16 bytes, or zeros where `valid` is false: then `from` is not read. */
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -33,35 +31,48 @@ __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-/* Fills a tile of Rows rows and D columns; `source(r)` is row r of d elements, or NULL for zeros. Threads `thread` of Threads
- * share the work. */
-template <int D, int Rows, int Threads, class T, class F>
-__device__ __forceinline__ void load_tile(uint32_t tile, int thread, int d, bool aligned,
-                                          const T *any, F source) {
-    constexpr int chunks = D / 8;
+/* Eight elements of which the first `n` exist, one by one. */
+template <class T>
+__device__ __forceinline__ void copy_elements(uint32_t to, const T *from, int n) {
+    uint32_t word[4] = {};
+    for (int e = 0; e < 8 && e < n; e++) {
+        uint32_t x = *(const uint16_t *)(from + e);
 #pragma unroll
-    for (int i = 0; i < (chunks * Rows + Threads - 1) / Threads; i++) {
-        int at = thread + i * Threads;
-        if (chunks * Rows % Threads != 0 && at >= chunks * Rows) break;
-        int r = at / chunks, c = at % chunks;
-        const T *row = source(r);
-        if (aligned) {
-            bool valid = row != NULL && c * 8 < d;
-            copy_async(tile + tile_at<Rows>(r, c), valid ? row + c * 8 : any, valid);
-        } else {
-            uint32_t word[4];
+        for (int w = 0; w < 4; w++)
+            if (e / 2 == w) word[w] |= x << e % 2 * 16;
+    }
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+}
+
+/* Fills a tile of Rows rows and D columns with rows of d elements, `valid` of them, the rest zeros. `thread` of Threads shares
+ * the work; rows that are not aligned to 16 bytes go element by element and are there on return. */
+template <int D, int Rows, int Threads, class T>
+__device__ __forceinline__ void load_tile(uint32_t tile, int thread, const T *rows, int64_t stride, int valid, int d,
+                                          bool aligned) {
+    constexpr int chunks = D / 8, pass = Threads / chunks;
+    if (!aligned) {
+#pragma unroll 1
+        for (int at = thread; at < chunks * Rows; at += Threads) {
+            int r = at / chunks, c = at % chunks;
+            copy_elements(tile + tile_at<Rows>(r, c), rows + r * stride + c * 8, r < valid ? d - c * 8 : 0);
+        }
+    } else if constexpr (Threads % chunks == 0 && pass % 8 == 0 && Rows % pass == 0) {
+        /* A thread's rows are a multiple of 8 apart: their chunks lie in one column of the swizzle. */
+        int r = thread / chunks, c = thread % chunks;
+        const T *from = rows + r * stride + c * 8;
+        uint32_t to = tile + tile_at<Rows>(r, c);
+        if (c * 8 >= d) valid = 0;
 #pragma unroll
-            for (int w = 0; w < 4; w++) {
-                uint32_t low = 0, high = 0;
-                if (row && c * 8 + 2 * w < d) low = *(const uint16_t *)(row + c * 8 + 2 * w);
-                if (row && c * 8 + 2 * w + 1 < d)
-                    high = *(const uint16_t *)(row + c * 8 + 2 * w + 1);
-                word[w] = low | high << 16;
-            }
-            asm volatile(
-                "st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(tile + tile_at<Rows>(r, c)),
-                "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
-                : "memory");
+        for (int i = 0; i < Rows / pass; i++) {
+            copy_async(to + i * pass * 128, from, r + i * pass < valid);
+            from += pass * stride;
+        }
+    } else {
+#pragma unroll 4
+        for (int at = thread; at < chunks * Rows; at += Threads) {
+            int r = at / chunks, c = at % chunks;
+            copy_async(tile + tile_at<Rows>(r, c), rows + r * stride + c * 8, r < valid && c * 8 < d);
         }
     }
 }

@@ -25,6 +25,7 @@ typedef struct cuda_state {
     void *staging[NUM_STAGING]; /* pinned, for uploads */
     cudaEvent_t staging_done[NUM_STAGING];
     int next_staging;
+    cudaEvent_t timer[2];
     void *landing; /* pinned, for downloads */
     device_error *error, *error_on_device;
     int64_t *count,

@@ -50,6 +50,8 @@ typedef struct lg_device {
     lg_status (*upload)(lg_context *ctx, const void *host, void *data, int64_t bytes);
     lg_status (*download)(lg_context *ctx, const void *data, void *host, int64_t bytes);
     lg_status (*sync)(lg_context *ctx);
+    lg_status (*timer_start)(lg_context *ctx);
+    lg_status (*timer_stop)(lg_context *ctx, double *seconds);
     void (*close)(lg_context *ctx);
 } lg_device;
 

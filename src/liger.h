@@ -83,6 +83,10 @@ lg_status lg_sync(lg_context *ctx);
 /* Hash of the headers that the library was built from; the Lua side refuses to load another. */
 uint64_t lg_abi_hash(void);
 
+/* Device time between two points of the stream, for benches; the stop waits. */
+lg_status lg_timer_start(lg_context *ctx);
+lg_status lg_timer_stop(lg_context *ctx, double *seconds);
+
 /* ---- memory ---- */
 
 /* A block of the device's memory. */

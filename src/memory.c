@@ -52,6 +52,16 @@ static lg_status cpu_sync(lg_context *ctx) {
     return LG_OK;
 }
 
+static lg_status cpu_timer_start(lg_context *ctx) {
+    ctx->timer_start = lg_sys_time();
+    return LG_OK;
+}
+
+static lg_status cpu_timer_stop(lg_context *ctx, double *seconds) {
+    *seconds = lg_sys_time() - ctx->timer_start;
+    return LG_OK;
+}
+
 static void cpu_close(lg_context *ctx) { (void)ctx; }
 
 const lg_device lg_cpu_device = {
@@ -61,6 +71,8 @@ const lg_device lg_cpu_device = {
     .upload = cpu_upload,
     .download = cpu_download,
     .sync = cpu_sync,
+    .timer_start = cpu_timer_start,
+    .timer_stop = cpu_timer_stop,
     .close = cpu_close,
 };
 
