@@ -99,8 +99,8 @@ rows[1] = {
 
 for _, op in ipairs(cases.ops()) do
   local case = cases.of(op.name)
-  if case and case.bench and (not next(wanted) or wanted[op.name]) then
-    for _, shape in ipairs(case.bench) do
+  if case and (not next(wanted) or wanted[op.name]) then
+    for _, shape in ipairs(lib.on_cpu and case.bench or case.device_bench or {}) do
       local values = inputs_of(op, case, shape)
       add(op.name, "fwd", shape, call(op, values), case)
       if op.backward then

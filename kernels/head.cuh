@@ -141,7 +141,9 @@ __device__ __forceinline__ head_stats head_reduce_thread(const float *z, head_sl
         for (int u = 0; u < HEAD_STEP / 4; u++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                if (Finish::changes) x[u][e] = finish(x[u][e]);
+                /* What lies past the row's end stays -inf: a cap would give it a share. */
+                if (Finish::changes && v0 + (int64_t)u * blockDim.x * 4 + e < slice.end)
+                    x[u][e] = finish(x[u][e]);
                 max = fmaxf(max, x[u][e]);
             }
             if (Finish::changes && kept)

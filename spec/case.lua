@@ -6,6 +6,7 @@
 -- r.integer(low, high, sizes...) and r.list(values, dtype) draw. What dtype a tensor has at last
 -- follows from the op's shape line. grad = false in a shape: too large for finite differences.
 local helper = require("spec.helper")
+local lib = require("liger.ffi")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
 
@@ -19,12 +20,12 @@ function M.of(name)
   return helper.exists(path) and dofile(path) or nil
 end
 
--- Draws in f64; every call takes its own stream.
+-- Draws in f64 (f32 on a device, which has none); every call takes its own stream.
 local function drawer()
   local stream = 0
   local function next_tensor(sizes)
     stream = stream + 1
-    return Tensor.empty(sizes, "f64")
+    return Tensor.empty(sizes, lib.on_cpu and "f64" or "f32")
   end
   local r = {}
   function r.normal(...)
@@ -40,14 +41,14 @@ local function drawer()
   function r.integer(low, high, ...)
     local y = next_tensor({ ... })
     ops.random_uniform(13, stream, y)
-    local z, data = Tensor.empty(y.shape, "i32"), y:data()
+    local z, data = Tensor.stage(y.shape, "i32"), y:read()
     for i = 0, y:numel() - 1 do
       z:data()[i] = math.min(low + math.floor(data[i] * (high - low + 1)), high)
     end
     return z
   end
   function r.list(values, dtype)
-    return Tensor.from_table(values, dtype or "f64")
+    return Tensor.from_table(values, dtype or lib.on_cpu and "f64" or "f32")
   end
   return r
 end
@@ -224,6 +225,20 @@ function M.ops()
   return list
 end
 
+-- {10,10,10,7} as "10x3,7"
+local function runs(list)
+  local parts, i = {}, 1
+  while i <= #list do
+    local stop = i
+    while list[stop + 1] == list[i] do
+      stop = stop + 1
+    end
+    parts[#parts + 1] = stop > i and ("%sx%d"):format(list[i], stop - i + 1) or tostring(list[i])
+    i = stop + 1
+  end
+  return "{" .. table.concat(parts, ",") .. "}"
+end
+
 --- "S=9 N=40"
 function M.text(shape)
   local keys = {}
@@ -234,7 +249,7 @@ function M.text(shape)
   for i, key in ipairs(keys) do
     local value = shape[key]
     keys[i] = key .. "="
-      .. (type(value) == "table" and "{" .. table.concat(value, ",") .. "}" or tostring(value))
+      .. (type(value) == "table" and runs(value) or tostring(value))
   end
   return table.concat(keys, " ")
 end

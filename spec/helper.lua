@@ -40,8 +40,8 @@ function M.values(x)
     return flatten(x, {})
   end
   local y = Tensor.empty(x.shape, "f64")
-  lib.check(C.lg_copy(lib.ctx, x.raw, y.raw))
-  local data, list = y:data(), {}
+  ops.copy(x, y)
+  local data, list = y:read(), {}
   for i = 1, y:numel() do
     list[i] = data[i - 1]
   end
@@ -98,10 +98,10 @@ end
 local function bytes_of(x)
   if not x:is_contiguous() then
     local y = Tensor.empty(x.shape, x.dtype)
-    lib.check(C.lg_copy(lib.ctx, x.raw, y.raw))
+    ops.copy(x, y)
     x = y
   end
-  return ffi.string(x:data(), x:numel() * Tensor.dtype_bytes[x.dtype])
+  return ffi.string(x:read(), x:numel() * Tensor.dtype_bytes[x.dtype])
 end
 
 --- True when two tensors have the same shape, dtype and bits.
@@ -145,7 +145,7 @@ end
 --- A dense copy in a dtype, without a graph.
 function M.to(x, dtype)
   local y = Tensor.empty(x.shape, dtype)
-  lib.check(C.lg_copy(lib.ctx, x.raw, y.raw))
+  ops.copy(x, y)
   return y
 end
 
@@ -159,7 +159,7 @@ function M.strided(x, gap)
   end
   local room = Tensor.empty({ stride + gap }, x.dtype):fill_(-7)
   local y = Tensor.view_of(room, 1, shape, strides)
-  lib.check(C.lg_copy(lib.ctx, x.raw, y.raw))
+  ops.copy(x, y)
   return y, room
 end
 
@@ -291,8 +291,10 @@ function M.read_tensors(path)
     for k = 1, entry.ndim do
       shape[k] = tonumber(entry.shape[k - 1])
     end
-    local y = Tensor.empty(shape, assert(dtype_name[entry.dtype], path .. ": dtype"))
-    lib.check(C.lg_file_read(lib.ctx, file, i, y.raw))
+    local y = Tensor.stage(shape, assert(dtype_name[entry.dtype], path .. ": dtype"))
+    local host = ffi.new("lg_tensor", y.raw)
+    host.data = y:data()
+    lib.check(C.lg_file_read(lib.ctx, file, i, host))
     tensors[ffi.string(entry.name)] = y
   end
   local bytes = ffi.new("int64_t[1]")

@@ -6,6 +6,7 @@ return {
     { N = 262147, grad = false }, -- enough for two threads, and a tail
   },
   bench = { { N = 1048576 } },
+  device_bench = { { N = 67108864 } },
   inputs = function(r, s)
     return { x = r.normal(s.N), y = r.normal(s.N) }
   end,

@@ -6,6 +6,7 @@ return {
     { N = 32771, step = 1000 }, -- enough for two threads, and a tail
   },
   bench = { { N = 1048576, step = 10 } },
+  device_bench = { { N = 67108864, step = 10 } },
   inputs = function(r, s)
     return {
       g = r.normal(s.N), -- f32 also for bf16 parameters: fp32 gradients

@@ -7,6 +7,7 @@ return {
     { N = 131075, grad = false }, -- enough for two threads, and a tail
   },
   bench = { { N = 1048576 }, { N = 16777216 } },
+  device_bench = { { N = 67108864 } },
   inputs = function(r, s)
     if not s.N then
       return { a = r.normal(), b = r.normal() }
@@ -14,6 +15,9 @@ return {
     return { a = r.normal(s.N), b = r.normal(s.N) }
   end,
   bytes = function(s, width)
+    return 3 * s.N * width
+  end,
+  bytes_backward = function(s, width)
     return 3 * s.N * width
   end,
 }

@@ -30,6 +30,11 @@ return {
     { lengths = repeated(128, 8), H = 9, G = 3, D = 64 },
     { lengths = { 2048 }, H = 9, G = 3, D = 64 },
   },
+  device_bench = {
+    { lengths = repeated(4096, 4), H = 32, G = 8, D = 128 },
+    { lengths = repeated(4096, 4), H = 32, G = 8, D = 128, full = true },
+    { lengths = repeated(1024, 16), H = 16, G = 8, D = 64 },
+  },
   inputs = function(r, s)
     local cu = ends(s.lengths)
     local N = cu[#cu]
@@ -53,4 +58,5 @@ return {
     end
     return 4 * pairs * s.H * s.D
   end,
+  backward_flops = 2.5, -- of the forward's
 }

@@ -30,6 +30,10 @@ return {
     { lengths = filled(20, 32), H = 4, G = 4, D = 32, size = 16 },
     { lengths = filled(200, 32), H = 9, G = 3, D = 64, size = 16 },
   },
+  device_bench = {
+    { lengths = filled(2048, 64), H = 32, G = 8, D = 128, size = 16 },
+    { lengths = filled(1024, 256), H = 16, G = 8, D = 128, size = 16 },
+  },
   inputs = function(r, s)
     local B, longest = #s.lengths, 1
     for _, n in ipairs(s.lengths) do

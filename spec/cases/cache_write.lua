@@ -14,6 +14,7 @@ return {
     { N = 96, P = 97, G = 1, D = 1 }, -- nearly all slots
   },
   bench = { { N = 32, P = 4096, G = 3, D = 64 }, { N = 2048, P = 4096, G = 3, D = 64 } },
+  device_bench = { { N = 8192, P = 16384, G = 8, D = 128 } },
   inputs = function(r, s)
     return {
       k = r.normal(s.N, s.G, s.D),

@@ -6,10 +6,14 @@ return {
     { N = 600, V = 50, C = 80, grad = false }, -- two threads, each with its columns
   },
   bench = { { N = 2560, V = 256, C = 128 }, { N = 8192, V = 49152, C = 576 } },
+  device_bench = { { N = 8192, V = 128256, C = 4096 } },
   inputs = function(r, s)
     return { w = r.normal(s.V, s.C), ids = r.integer(0, s.V - 1, s.N) }
   end,
   bytes = function(s, width)
     return 2 * s.N * s.C * width
+  end,
+  bytes_backward = function(s, width)
+    return s.N * s.C * (width + 8)
   end,
 }

@@ -6,6 +6,7 @@ return {
     { S = 9, N = 0 }, -- nothing to do
   },
   bench = { { S = 8192, N = 65536 } },
+  device_bench = { { S = 8192, N = 65536 } },
   inputs = function(r, s)
     return { x = r.normal(s.S), index = r.integer(0, s.S - 1, s.N) }
   end,

@@ -11,6 +11,11 @@ return {
     { N = 32, C = 576, O = 1536 },
     { N = 2048, C = 576, O = 1536 },
   },
+  device_bench = {
+    { N = 8192, C = 4096, O = 4096 },
+    { N = 8192, C = 4096, O = 14336 },
+    { N = 4096, C = 1024, O = 3072 },
+  },
   inputs = function(r, s)
     return { x = r.normal(s.N, s.C), w = r.normal(s.O, s.C), b = r.normal(s.O) }
   end,

@@ -7,6 +7,7 @@ return {
     { N = 40, C = 24, V = 1030, temperature = 1.3, softcap = 3 }, -- enough for two threads
   },
   bench = { { N = 32, C = 128, V = 256 }, { N = 32, C = 576, V = 49152 } },
+  device_bench = { { N = 64, C = 4096, V = 128256 } },
   inputs = function(r, s)
     return {
       x = r.normal(s.N, s.C),

@@ -20,6 +20,7 @@ return {
     { N = 2100, C = 8, V = 19, grad = false }, -- more than a chunk of rows
   },
   bench = { { N = 2560, C = 128, V = 256 }, { N = 1024, C = 576, V = 49152 } },
+  device_bench = { { N = 4096, C = 4096, V = 128256 }, { N = 8192, C = 1024, V = 151936 } },
   inputs = function(r, s)
     return {
       x = r.normal(s.N, s.C),

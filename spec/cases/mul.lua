@@ -6,10 +6,14 @@ return {
     { N = 131075, grad = false }, -- enough for two threads, and a tail
   },
   bench = { { N = 1048576 } },
+  device_bench = { { N = 67108864 } },
   inputs = function(r, s)
     return { a = r.normal(s.N), b = r.normal(s.N) }
   end,
   bytes = function(s, width)
     return 3 * s.N * width
+  end,
+  bytes_backward = function(s, width)
+    return 5 * s.N * width
   end,
 }

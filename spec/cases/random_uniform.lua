@@ -5,6 +5,7 @@ return {
     { N = 1025 }, -- one more than a thread's piece
   },
   bench = { { N = 1048576 } },
+  device_bench = { { N = 67108864 } },
   inputs = function(r, s)
     return { seed = 1234567890123, stream = 5, y = r.normal(s.N) }
   end,

@@ -12,10 +12,18 @@ return {
     { N = 1024, H = 9, C = 64 },
     { N = 4096, H = 1, C = 2048 },
   },
+  device_bench = {
+    { N = 8192, H = 1, C = 4096 },
+    { N = 32768, H = 1, C = 2048 },
+    { N = 8192, H = 32, C = 128 },
+  },
   inputs = function(r, s)
     return { x = r.normal(s.N, s.H, s.C), w = r.normal(s.C), eps = 1e-5 }
   end,
   bytes = function(s, width)
     return 2 * s.N * s.H * s.C * width
+  end,
+  bytes_backward = function(s, width)
+    return 3 * s.N * s.H * s.C * width
   end,
 }

@@ -8,6 +8,7 @@ return {
     { N = 200, H = 3, D = 64, R = 32, grad = false }, -- enough for two threads
   },
   bench = { { N = 2560, H = 4, D = 32, R = 16 }, { N = 8192, H = 9, D = 64, R = 32 } },
+  device_bench = { { N = 8192, H = 32, D = 128, R = 64 } },
   inputs = function(r, s)
     return {
       x = r.normal(s.N, s.H, s.D),
@@ -17,6 +18,9 @@ return {
     }
   end,
   bytes = function(s, width)
+    return 2 * s.N * s.H * s.D * width
+  end,
+  bytes_backward = function(s, width)
     return 2 * s.N * s.H * s.D * width
   end,
 }

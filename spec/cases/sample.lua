@@ -10,6 +10,11 @@ return {
     { B = 9, V = 8209, p = 0.95 }, -- enough for two threads
   },
   bench = { { B = 8, V = 50257 }, { B = 8, V = 50257, k = 50 }, { B = 8, V = 50257, p = 0.9 } },
+  device_bench = {
+    { B = 256, V = 151936 },
+    { B = 256, V = 151936, k = 50 },
+    { B = 256, V = 151936, p = 0.9 },
+  },
   inputs = function(r, s)
     local sequence = {}
     for b = 1, s.B do

@@ -8,6 +8,7 @@ return {
     { N = 131075, grad = false }, -- enough for two threads, and a tail
   },
   bench = { { N = 1048576 } },
+  device_bench = { { N = 67108864 } },
   inputs = function(r, s)
     return { x = s.N and r.normal(s.N) or r.normal() }
   end,

@@ -6,10 +6,14 @@ return {
     { N = 70, C = 600, grad = false }, -- more than a block; enough for two threads
   },
   bench = { { N = 2560, C = 384 }, { N = 4096, C = 1536 } },
+  device_bench = { { N = 8192, C = 14336 }, { N = 16384, C = 6144 } },
   inputs = function(r, s)
     return { gate = r.normal(s.N, s.C), up = r.normal(s.N, s.C) }
   end,
   bytes = function(s, width)
     return 3 * s.N * s.C * width
+  end,
+  bytes_backward = function(s, width)
+    return 5 * s.N * s.C * width
   end,
 }

@@ -15,4 +15,7 @@ return {
   bytes = function(s, width)
     return 4 * s.N * width
   end,
+  bytes_backward = function(s, width)
+    return 4 * s.N * width
+  end,
 }
