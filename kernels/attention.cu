@@ -154,18 +154,19 @@ __global__ void __launch_bounds__(forward_tiles<D>::Threads, forward_tiles<D>::B
     for (int m = 0; m < M; m++) finish_rows<T, D, Queries>(a, tile, h, y[m], top[m], sum[m], q, row + 16 * m, lane);
 }
 
-/* ---- wgmma: two times four warps, 16 rows a warp ---- */
+/* ---- wgmma: 16 rows a warp ---- */
 
-/* The scores of the next keys and the product with these values are in flight while the next softmax runs. */
+/* The scores of the next keys and the product with these values are in flight while the next softmax runs. Registers leave room
+ * for two times four warps at D = 128, three times at 64. */
 template <int D>
 struct hopper_tiles {
-    static constexpr int Queries = 128, Keys = 128, Threads = 256, Panels = D / 64;
+    static constexpr int Queries = D > 64 ? 128 : 192, Keys = 128, Threads = 2 * Queries, Panels = D / 64;
     static constexpr int QueryBytes = Panels * 128 * Queries, KeyBytes = Panels * 128 * Keys;
     static constexpr int64_t bytes = 1024 + QueryBytes + 4 * KeyBytes;
 };
 
 template <class T, int D>
-__global__ void __launch_bounds__(256, 1) attention_forward_hopper(forward_args<T> a) {
+__global__ void __launch_bounds__(hopper_tiles<D>::Threads, 1) attention_forward_hopper(forward_args<T> a) {
     using Tiles = hopper_tiles<D>;
     constexpr int Keys = Tiles::Keys, Queries = Tiles::Queries, Threads = Tiles::Threads;
     extern __shared__ __align__(1024) char memory[];

@@ -105,13 +105,13 @@ __device__ __forceinline__ float exponentials(float (&s)[Tiles][4], int half, fl
     return sum[0] + sum[1];
 }
 
-/* One tile of scores of 16 rows, in a warp's accumulators: s becomes 2^(c (s - max)), c > 0; max and this lane's part of sum
+/* One tile of scores of 16 rows (8 when Halves is 1), in a warp's accumulators: s becomes 2^(c (s - max)), c > 0; max and this lane's part of sum
  * go on, and alpha is what all earlier sums have to be multiplied by. */
-template <int Tiles>
+template <int Halves = 2, int Tiles>
 __device__ __forceinline__ void softmax_step(float (&s)[Tiles][4], float c, float (&max)[2], float (&sum)[2],
                                              float (&alpha)[2]) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < Halves; half++) {
         float top = quad_reduce(largest_score(s, half, max[half]), Max());
         alpha[half] = exp2_fast((max[half] - top) * c);
         max[half] = top;

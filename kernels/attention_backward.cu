@@ -185,16 +185,20 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
             copy_commit();
         }
         Products::template wait<1>(p);
-        bool masked = a.causal && i0 < tile.row + row + 15;
 #pragma unroll
         for (int n = 0; n < Columns / 8; n++) {
             float2 shift = *(const float2 *)(lse + 8 * n + lane % 4 * 2);
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, e % 2 ? -shift.y : -shift.x));
-                int i = i0 + 8 * n + lane % 4 * 2 + e % 2, j = tile.row + row + lane / 4 + e / 2 * 8;
-                if (masked && j > i) p[n][e] = 0;
-            }
+            for (int e = 0; e < 4; e++) p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, e % 2 ? -shift.y : -shift.x));
+        }
+        if (a.causal && i0 < tile.row + row + 15) {
+#pragma unroll
+            for (int n = 0; n < Columns / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int i = i0 + 8 * n + lane % 4 * 2 + e % 2, j = tile.row + row + lane / 4 + e / 2 * 8;
+                    if (j > i) p[n][e] = 0;
+                }
         }
         pack_rows<T, Columns>(packed_p, p);
         Products::begin();
@@ -229,7 +233,7 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
 }
 
 template <class Products, class T, int D>
-__global__ void __launch_bounds__(256, 1) attention_backward_dq(backward_args<T> a) {
+__global__ void __launch_bounds__(256, D > 64 ? 1 : 2) attention_backward_dq(backward_args<T> a) {
     using Tiles = backward_tiles<D>;
     constexpr int Rows = Tiles::Rows, Columns = Tiles::Columns, Stages = Tiles::Stages;
     extern __shared__ __align__(1024) char memory[];
@@ -282,15 +286,19 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dq(backward_args<T>
             copy_commit();
         }
         Products::template wait<1>(p);
-        bool masked = j0 + Columns > keys || (a.causal && j0 + Columns - 1 > tile.row + row);
 #pragma unroll
         for (int n = 0; n < Columns / 8; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, -lse[e / 2]));
-                int j = j0 + 8 * n + lane % 4 * 2 + e % 2, i = tile.row + row + lane / 4 + e / 2 * 8;
-                if (masked && (j >= keys || (a.causal && j > i))) p[n][e] = 0;
-            }
+            for (int e = 0; e < 4; e++) p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, -lse[e / 2]));
+        if (j0 + Columns > keys || (a.causal && j0 + Columns - 1 > tile.row + row)) {
+#pragma unroll
+            for (int n = 0; n < Columns / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int j = j0 + 8 * n + lane % 4 * 2 + e % 2, i = tile.row + row + lane / 4 + e / 2 * 8;
+                    if (j >= keys || (a.causal && j > i)) p[n][e] = 0;
+                }
+        }
         Products::template wait<0>(ds);
 #pragma unroll
         for (int n = 0; n < Columns / 8; n++)

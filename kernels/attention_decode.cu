@@ -2,9 +2,9 @@
  *
  *   y[b,h] = sum_j p[j] v[j],  p = softmax_j(scale q[b,h] . k[j]),  j < length[b]
  *
- * 16-bit types in two launches that each read their half of the cache once: scores, parallel over keys, to scratch (B, H,
- * capacity); values, where a warp owns 16 columns of up to 16 heads of a group and takes the keys in the forward's tiles and
- * order, so that no partial results have to be merged. fp32 runs the forward's own rows.
+ * 16-bit types in two launches that each read their half of the cache once: scores, parallel over keys, to scratch; values,
+ * where a warp owns 32 columns of up to 16 heads of a group and takes the keys in the forward's tiles and order, so that no
+ * partial results have to be merged. fp32 runs the forward's own rows.
  */
 #include "attention.cuh"
 #include "mma.cuh"
@@ -15,7 +15,7 @@ struct decode_args {
     head_rows<const T> q, k, v;
     head_rows<T> y;
     const int32_t *page, *length;
-    float *scores; /* [B, H, capacity] */
+    float *scores; /* by row, block of heads, 8 keys, lane: a lane's part of the fragment, 2 or 4 numbers */
     int64_t slots; /* in the cache */
     int H, G, group, d, pages, page_size, capacity;
     float scale; /* as in the forward */
@@ -52,175 +52,171 @@ struct head_group {
     }
 };
 
-/* ---- scores ---- */
+constexpr int PIECE = 32; /* keys that a warp loads at a time: a lane looks up the slot of one */
 
-constexpr int SCORE_KEYS = 32; /* a warp's tile: one key a lane when slots are looked up */
+/* A row's slots are below 2^31. */
+template <class T>
+__device__ __forceinline__ int piece_slot(const decode_args<T> &a, int b, int j0, int n, bool note) {
+    return (int)a.slot(b, j0 + threadIdx.x % 32, n, note);
+}
+
+/* Columns [column, column + 8 * Chunks) of the piece's rows; `at(r, c)` is where chunk c of row r goes. */
+template <int Chunks, class T, class F>
+__device__ __forceinline__ void load_piece(const head_rows<const T> &x, int slot, int g, int column, int d, bool aligned, F at) {
+    int lane = threadIdx.x % 32;
+    if (aligned) {
+#pragma unroll
+        for (int i = 0; i < Chunks; i++) {
+            int r = (lane + 32 * i) / Chunks, c = (lane + 32 * i) % Chunks, row = __shfl_sync(0xffffffffu, slot, r);
+            copy_async(at(r, c), x.row(row, g) + column + 8 * c, row >= 0 && column + 8 * c < d);
+        }
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < Chunks; i++) {
+            int r = (lane + 32 * i) / Chunks, c = (lane + 32 * i) % Chunks, row = __shfl_sync(0xffffffffu, slot, r);
+            copy_elements(at(r, c), x.row(row, g) + column + 8 * c, row >= 0 ? d - column - 8 * c : 0);
+        }
+    }
+}
+
+/* ---- scores: a warp takes every so many pieces ---- */
 
 template <int D>
 constexpr int64_t decode_scores_bytes() {
-    return (int64_t)(D + 63) / 64 * 128 * (HEADS + DECODE_THREADS / 32 * 2 * SCORE_KEYS);
+    return (int64_t)(D + 63) / 64 * 128 * (HEADS + DECODE_THREADS / 32 * 2 * PIECE);
 }
 
-template <class T, int D>
+template <class T, int D, int Halves>
 __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_scores(decode_args<T> a) {
     extern __shared__ __align__(1024) char memory[];
-    constexpr int TileBytes = (D + 63) / 64 * 128 * SCORE_KEYS, Warps = DECODE_THREADS / 32;
+    constexpr int TileBytes = (D + 63) / 64 * 128 * PIECE, Warps = DECODE_THREADS / 32;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, b = blockIdx.z, n;
     head_group heads(blockIdx.y, a.group);
     if (!a.row_length(b, blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0, &n)) return;
+    if ((int)blockIdx.x * Warps * PIECE >= n) return;
     uint32_t q = shared_address(memory), k = q + (D + 63) / 64 * 128 * HEADS + warp * 2 * TileBytes;
-    int step = gridDim.x * Warps * SCORE_KEYS, j0 = (blockIdx.x * Warps + warp) * SCORE_KEYS;
-    if ((int)blockIdx.x * Warps * SCORE_KEYS >= n) return;
-    auto load_keys = [&](int first, int stage) {
-        int slot = (int)a.slot(b, first + lane, n, true);
-        load_tile<D, SCORE_KEYS, 32>(k + stage * TileBytes, lane, a.d, a.aligned, a.k.data,
-                                     [&](int r) {
-                                         int at = __shfl_sync(0xffffffffu, slot, r);
-                                         return at >= 0 ? a.k.row(at, heads.g) : NULL;
-                                     });
+    int step = gridDim.x * Warps * PIECE, j0 = (blockIdx.x * Warps + warp) * PIECE;
+    float *scores = a.scores + ((int64_t)b * gridDim.y + blockIdx.y) * a.capacity * 8 * Halves + lane * 2 * Halves;
+    auto load_keys = [&](int slot, int stage) {
+        load_piece<D / 8>(a.k, slot, heads.g, 0, a.d, a.aligned,
+                          [&](int r, int c) { return k + stage * TileBytes + tile_at<PIECE>(r, c); });
     };
-    load_tile<D, HEADS, DECODE_THREADS>(q, threadIdx.x, a.d, a.aligned, a.q.data, [&](int r) {
-        return r < heads.count ? a.q.row(b, heads.first + r) : NULL;
-    });
+    load_tile<D, HEADS, DECODE_THREADS>(q, threadIdx.x, a.q.row(b, heads.first), a.q.head, heads.count, a.d, a.aligned);
     copy_commit();
-    if (j0 < n) load_keys(j0, 0);
+    load_keys(piece_slot(a, b, j0, n, true), 0);
+    int next = piece_slot(a, b, j0 + step, n, true);
     copy_commit();
     copy_wait<1>();
     __syncthreads();
     for (int stage = 0; j0 < n; j0 += step, stage ^= 1) {
-        __syncwarp();
-        if (j0 + step < n) load_keys(j0 + step, stage ^ 1);
+        load_keys(next, stage ^ 1);
         copy_commit();
+        next = piece_slot(a, b, j0 + 2 * step, n, true);
         copy_wait<1>();
         __syncwarp();
-        float s[SCORE_KEYS / 8][4] = {};
+        float s[PIECE / 8][4] = {};
 #pragma unroll
         for (int c = 0; c < D / 16; c++) {
             uint32_t x[4];
             load_a<HEADS>(x, q, 0, c, lane);
 #pragma unroll
-            for (int m = 0; m < SCORE_KEYS / 16; m++) {
+            for (int m = 0; m < PIECE / 16; m++) {
                 uint32_t y[4];
-                load_b<SCORE_KEYS>(y, k + stage * TileBytes, 16 * m, c, lane);
+                load_b<PIECE>(y, k + stage * TileBytes, 16 * m, c, lane);
                 product(s[2 * m], x, y[0], y[1], T());
                 product(s[2 * m + 1], x, y[2], y[3], T());
             }
         }
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int r = lane / 4 + 8 * half;
-            if (r >= heads.count) continue;
-            float *row =
-                a.scores + ((int64_t)b * a.H + heads.first + r) * a.capacity + j0 + lane % 4 * 2;
+        for (int m = 0; m < PIECE / 8; m++) {
+            vec<float, 2 * Halves> x;
 #pragma unroll
-            for (int m = 0; m < SCORE_KEYS / 8; m++) {
-                float2 x = {s[m][2 * half], s[m][2 * half + 1]};
-                if (a.negate) x = {-x.x, -x.y};
-                *(float2 *)(row + 8 * m) = x;
-            }
+            for (int e = 0; e < 2 * Halves; e++) x[e] = a.negate ? -s[m][e] : s[m][e];
+            *(vec<float, 2 * Halves> *)(scores + ((int64_t)j0 / 8 + m) * 64 * Halves) = x;
         }
+        __syncwarp();
     }
 }
 
-/* ---- values ---- */
+/* ---- values: a warp owns 32 columns ---- */
 
-template <int Keys>
-struct value_tiles {
-    static constexpr int Stages = 4, bytes = Keys * 32; /* of a stage of a warp: 16 columns */
-    /* Chunk c of 2 of row r: 8 rows in 8 different banks. */
-    static __device__ __forceinline__ uint32_t at(int r, int c) {
-        return r * 32 + ((c ^ (r >> 2 & 1)) << 4);
-    }
+struct value_pieces {
+    static constexpr int Stages = 8, Bytes = PIECE * 64, Columns = 32;
+    /* Chunk c of 4 of row r: 8 rows in 8 different places of the banks. */
+    static __device__ __forceinline__ uint32_t at(int r, int c) { return r * 64 + (((c ^ r >> 1) & 3) << 4); }
 };
 
-template <class T, int Keys>
-__global__ void __launch_bounds__(DECODE_THREADS) attention_decode_values(decode_args<T> a) {
-    using Tiles = value_tiles<Keys>;
+template <class T, int Keys, int Halves>
+__global__ void __launch_bounds__(256) attention_decode_values(decode_args<T> a) {
+    using Pieces = value_pieces;
+    constexpr int Stages = Pieces::Stages;
     extern __shared__ __align__(1024) char memory[];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, b = blockIdx.z, n;
-    int column = (blockIdx.x * (DECODE_THREADS / 32) + warp) * 16;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = warp * Pieces::Columns, b = blockIdx.z, n;
     head_group heads(blockIdx.y, a.group);
-    if (column >= a.d || !a.row_length(b, false, &n)) return;
-    uint32_t v = shared_address(memory) + warp * Tiles::Stages * Tiles::bytes;
-    auto load_values = [&](int j0, int stage) {
-        if (j0 < n) {
-            int slot[Keys / 32];
-#pragma unroll
-            for (int i = 0; i < Keys / 32; i++)
-                slot[i] = (int)a.slot(b, j0 + 32 * i + lane, n, false);
-#pragma unroll
-            for (int i = 0; i < Keys / 16; i++) {
-                int r = lane / 2 + 16 * i, c = lane % 2,
-                    at = __shfl_sync(0xffffffffu, slot[i / 2], r % 32);
-                const T *row = at >= 0 ? a.v.row(at, heads.g) + column + 8 * c : NULL;
-                uint32_t to = v + stage * Tiles::bytes + Tiles::at(r, c);
-                if (a.aligned) {
-                    bool valid = row && column + 8 * c < a.d;
-                    copy_async(to, valid ? row : a.v.data, valid);
-                } else {
-#pragma unroll
-                    for (int e = 0; e < 8; e++) {
-                        uint16_t x = row && column + 8 * c + e < a.d ? *(const uint16_t *)(row + e)
-                                                                     : (uint16_t)0;
-                        asm volatile("st.shared.b16 [%0], %1;" ::"r"(to + 2 * e), "h"(x)
-                                     : "memory");
-                    }
-                }
-            }
-        }
+    if (!a.row_length(b, false, &n)) return;
+    uint32_t v = shared_address(memory) + warp * Stages * Pieces::Bytes;
+    const float *scores = a.scores + ((int64_t)b * gridDim.y + blockIdx.y) * a.capacity * 8 * Halves + lane * 2 * Halves;
+    auto load_values = [&](int slot, int stage) {
+        load_piece<4>(a.v, slot, heads.g, column, a.d, a.aligned,
+                      [&](int r, int c) { return v + stage * Pieces::Bytes + Pieces::at(r, c); });
         copy_commit();
     };
     auto load_scores = [&](float(&s)[Keys / 8][4], int j0) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int r = lane / 4 + 8 * half;
-            const float *row =
-                a.scores + ((int64_t)b * a.H + heads.first + r) * a.capacity + j0 + lane % 4 * 2;
+        for (int m = 0; m < Keys / 8; m++) {
+            vec<float, 2 * Halves> x = {};
+            if (j0 + 8 * m < n) x = *(const vec<float, 2 * Halves> *)(scores + ((int64_t)j0 / 8 + m) * 64 * Halves);
 #pragma unroll
-            for (int m = 0; m < Keys / 8; m++) {
-                float2 x = {0, 0};
-                if (r < heads.count && j0 + 8 * m < n) x = *(const float2 *)(row + 8 * m);
-                s[m][2 * half] = x.x, s[m][2 * half + 1] = x.y;
-            }
+            for (int e = 0; e < 2 * Halves; e++) s[m][e] = x[e];
         }
     };
-#pragma unroll
-    for (int i = 0; i < Tiles::Stages - 1; i++) load_values(i * Keys, i);
-    float next[Keys / 8][4], y[2][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, alpha[2];
+    for (int i = 0; i < Stages - 1; i++) load_values(piece_slot(a, b, i * PIECE, n, false), i);
+    int next_slot = piece_slot(a, b, (Stages - 1) * PIECE, n, false), stage = 0;
+    float next[Keys / 8][4], y[4][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, alpha[2] = {};
     load_scores(next, 0);
-    for (int j0 = 0, stage = 0; j0 < n; j0 += Keys, stage = (stage + 1) % Tiles::Stages) {
-        load_values(j0 + (Tiles::Stages - 1) * Keys, (stage + Tiles::Stages - 1) % Tiles::Stages);
-        float s[Keys / 8][4];
+    for (int j0 = 0; j0 < n; j0 += Keys) {
+        float s[Keys / 8][4] = {};
 #pragma unroll
         for (int m = 0; m < Keys / 8; m++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                s[m][e] = j0 + 8 * m + lane % 4 * 2 + e % 2 < n ? next[m][e] : -INFINITY;
-        if (j0 + Keys < n) load_scores(next, j0 + Keys);
-        softmax_step(s, a.scale, top, sum, alpha);
+            for (int e = 0; e < 2 * Halves; e++) s[m][e] = j0 + 8 * m + lane % 4 * 2 + e % 2 < n ? next[m][e] : -INFINITY;
+        load_scores(next, j0 + Keys);
+        softmax_step<Halves>(s, a.scale, top, sum, alpha);
 #pragma unroll
-        for (int e = 0; e < 8; e++) y[e / 4][e % 4] *= alpha[e % 4 / 2];
-        copy_wait<Tiles::Stages - 1>();
-        __syncwarp();
+        for (int m = 0; m < 4; m++)
 #pragma unroll
-        for (int c = 0; c < Keys / 16; c++) {
-            uint32_t x[4], z[4];
-            accumulators_as_a<T>(x, s[2 * c], s[2 * c + 1]);
-            load_matrices_transposed(z, v + stage * Tiles::bytes +
-                                            Tiles::at(16 * c + (lane & 15), lane >> 4));
-            product(y[0], x, z[0], z[1], T());
-            product(y[1], x, z[2], z[3], T());
+            for (int e = 0; e < 2 * Halves; e++) y[m][e] *= alpha[e / 2];
+#pragma unroll
+        for (int u = 0; u < Keys / PIECE; u++) {
+            if (j0 + u * PIECE >= n) break;
+            load_values(next_slot, (stage + Stages - 1) % Stages);
+            next_slot = piece_slot(a, b, j0 + (u + Stages) * PIECE, n, false);
+            copy_wait<Stages - 1>();
+            __syncwarp();
+#pragma unroll
+            for (int c = 0; c < PIECE / 16; c++) {
+                uint32_t x[4];
+                accumulators_as_a<T>(x, s[4 * u + 2 * c], s[4 * u + 2 * c + 1]);
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    uint32_t z[4];
+                    load_matrices_transposed(z, v + stage * Pieces::Bytes + Pieces::at(16 * c + (lane & 15), 2 * m + (lane >> 4)));
+                    product(y[2 * m], x, z[0], z[1], T());
+                    product(y[2 * m + 1], x, z[2], z[3], T());
+                }
+            }
+            __syncwarp();
+            stage = (stage + 1) % Stages;
         }
-        __syncwarp();
     }
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < Halves; half++) {
         float factor = 1 / quad_reduce(sum[half], Sum());
         int r = lane / 4 + 8 * half;
         if (r >= heads.count) continue;
         T *to = a.y.row(b, heads.first + r);
 #pragma unroll
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < 4; m++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int d = column + 8 * m + lane % 4 * 2 + e;
@@ -265,34 +261,39 @@ static lg_status decode_of_size(lg_context *ctx, const decode_args<float> &a, in
     return launch_decode_f32<256>(ctx, a, B, head_tiles);
 }
 
-/* Keys is the forward's tile. Scores take as many blocks as fill the device four times over, each going on to further keys. */
-template <class T, int D, int Keys = 64>
+/* Scores take as many blocks as fill the device four times over, each going on to further keys. */
+template <class T, int D, int Keys, int Halves>
 static lg_status launch_decode(lg_context *ctx, const decode_args<T> &a, int B, int head_tiles) {
-    int64_t most = (a.capacity + 4 * SCORE_KEYS - 1) / (4 * SCORE_KEYS);
+    int64_t most = (a.capacity + 4 * PIECE - 1) / (4 * PIECE);
     int64_t wanted = 12 * (int64_t)cuda_num_sms(ctx) / ((int64_t)B * head_tiles) + 1;
-    LG_TRY(
-        launch(ctx, "attention_decode", attention_decode_scores<T, D>,
-               dim3((unsigned)(wanted < most ? wanted : most), (unsigned)head_tiles, (unsigned)B),
-               DECODE_THREADS, decode_scores_bytes<D>(), a));
-    return launch(ctx, "attention_decode", attention_decode_values<T, Keys>,
-                  dim3((unsigned)((a.d + 63) / 64), (unsigned)head_tiles, (unsigned)B),
-                  DECODE_THREADS, 4 * value_tiles<Keys>::Stages * value_tiles<Keys>::bytes, a);
+    LG_TRY(launch(ctx, "attention_decode", attention_decode_scores<T, D, Halves>,
+                  dim3((unsigned)(wanted < most ? wanted : most), (unsigned)head_tiles, (unsigned)B), DECODE_THREADS,
+                  decode_scores_bytes<D>(), a));
+    int warps = (a.d + value_pieces::Columns - 1) / value_pieces::Columns;
+    return launch(ctx, "attention_decode", attention_decode_values<T, Keys, Halves>,
+                  dim3(1, (unsigned)head_tiles, (unsigned)B), 32 * warps, warps * value_pieces::Stages * value_pieces::Bytes, a);
 }
 
-template <class T>
-static lg_status decode_of_size(lg_context *ctx, decode_args<T> a, int B, int head_tiles) {
+/* Keys is the forward's tile. Groups of up to 8 heads use half of a fragment's rows. */
+template <int D, int Keys, class T>
+static lg_status launch_decode(lg_context *ctx, decode_args<T> a, int B, int head_tiles) {
+    int halves = a.group <= 8 ? 1 : 2;
     void *scores;
-    LG_TRY(lg_scratch(ctx, (int64_t)B * a.H * a.capacity * 4, &scores));
+    LG_TRY(lg_scratch(ctx, (int64_t)B * head_tiles * a.capacity * 8 * halves * 4, &scores));
     a.scores = (float *)scores;
     a.negate = a.scale < 0;
     a.scale = fmaxf(fabsf(a.scale) * LOG2E, 1e-30f);
-    if (has_wgmma() && a.d <= 64) return launch_decode<T, 64, 128>(ctx, a, B, head_tiles);
-    if (has_wgmma() && a.d <= 128) return launch_decode<T, 128, 128>(ctx, a, B, head_tiles);
-    if (a.d <= 32) return launch_decode<T, 32>(ctx, a, B, head_tiles);
-    if (a.d <= 64) return launch_decode<T, 64>(ctx, a, B, head_tiles);
-    if (a.d <= 96) return launch_decode<T, 96>(ctx, a, B, head_tiles);
-    if (a.d <= 128) return launch_decode<T, 128>(ctx, a, B, head_tiles);
-    return launch_decode<T, 256>(ctx, a, B, head_tiles);
+    if (halves == 1) return launch_decode<T, D, Keys, 1>(ctx, a, B, head_tiles);
+    return launch_decode<T, D, Keys, 2>(ctx, a, B, head_tiles);
+}
+
+template <class T>
+static lg_status decode_of_size(lg_context *ctx, const decode_args<T> &a, int B, int head_tiles) {
+    if (has_wgmma() && a.d <= 64) return launch_decode<64, 128>(ctx, a, B, head_tiles);
+    if (has_wgmma() && a.d <= 128) return launch_decode<128, 128>(ctx, a, B, head_tiles);
+    if (a.d <= 64) return launch_decode<64, 64>(ctx, a, B, head_tiles);
+    if (a.d <= 128) return launch_decode<128, 64>(ctx, a, B, head_tiles);
+    return launch_decode<256, 64>(ctx, a, B, head_tiles);
 }
 
 extern "C" lg_status cuda_attention_decode(lg_context *ctx, const lg_tensor *q,
@@ -302,7 +303,7 @@ extern "C" lg_status cuda_attention_decode(lg_context *ctx, const lg_tensor *q,
     int64_t B = q->shape[0], H = q->shape[1], D = q->shape[2], P = k_cache->shape[0],
             G = k_cache->shape[1];
     int64_t M = page->shape[1],
-            capacity = (M * page_size + SCORE_KEYS - 1) / SCORE_KEYS * SCORE_KEYS;
+            capacity = (M * page_size + PIECE - 1) / PIECE * PIECE;
     LG_TRY(check_heads(ctx, "attention_decode", H, G, D));
     if (page_size <= 0)
         return lg_fail(ctx, LG_EINVAL, "attention_decode: page_size is %lld, wanted above 0",

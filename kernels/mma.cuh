@@ -35,12 +35,9 @@ __device__ __forceinline__ void copy_wait() {
 template <class T>
 __device__ __forceinline__ void copy_elements(uint32_t to, const T *from, int n) {
     uint32_t word[4] = {};
-    for (int e = 0; e < 8 && e < n; e++) {
-        uint32_t x = *(const uint16_t *)(from + e);
 #pragma unroll
-        for (int w = 0; w < 4; w++)
-            if (e / 2 == w) word[w] |= x << e % 2 * 16;
-    }
+    for (int e = 0; e < 8; e++)
+        if (e < n) word[e / 2] |= (uint32_t) * (const uint16_t *)(from + e) << e % 2 * 16;
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                  : "memory");
 }
@@ -57,14 +54,15 @@ __device__ __forceinline__ void load_tile(uint32_t tile, int thread, const T *ro
             int r = at / chunks, c = at % chunks;
             copy_elements(tile + tile_at<Rows>(r, c), rows + r * stride + c * 8, r < valid ? d - c * 8 : 0);
         }
-    } else if constexpr (Threads % chunks == 0 && pass % 8 == 0 && Rows % pass == 0) {
+    } else if constexpr (Threads % chunks == 0 && pass % 8 == 0) {
         /* A thread's rows are a multiple of 8 apart: their chunks lie in one column of the swizzle. */
         int r = thread / chunks, c = thread % chunks;
         const T *from = rows + r * stride + c * 8;
         uint32_t to = tile + tile_at<Rows>(r, c);
         if (c * 8 >= d) valid = 0;
 #pragma unroll
-        for (int i = 0; i < Rows / pass; i++) {
+        for (int i = 0; i < (Rows + pass - 1) / pass; i++) {
+            if (Rows % pass != 0 && r + i * pass >= Rows) break;
             copy_async(to + i * pass * 128, from, r + i * pass < valid);
             from += pass * stride;
         }

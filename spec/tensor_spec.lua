@@ -250,4 +250,25 @@ describe("foreign memory", function()
     assert.same({ { 1, 2 }, { 3, 9 } }, x:to_table())
     assert.equal(data, x.storage.foreign)
   end)
+
+  it("stages values of every dtype for a device, in compiled loops too", function()
+    local lib = require("liger.ffi")
+    lib.on_cpu = false -- staging goes through host arrays, as with a GPU
+    local ok, message = pcall(function()
+      for round = 1, 200 do
+        for _, dtype in ipairs({ "f32", "i32", "f64", "i64", "u8" }) do
+          local t = Tensor.stage({ 3 }, dtype)
+          for i = 0, 2 do
+            t:data()[i] = (round + i) % 256
+          end
+          t:upload()
+          for i = 0, 2 do
+            assert(tonumber(t:read()[i]) == (round + i) % 256, dtype)
+          end
+        end
+      end
+    end)
+    lib.on_cpu = true
+    assert.is_true(ok, message)
+  end)
 end)

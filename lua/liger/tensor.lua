@@ -134,11 +134,17 @@ function Tensor.foreign(data, shape, dtype, owner)
   return Tensor.view_of(base, 0, shape)
 end
 
--- "float[?]" and so on, for values on their way to or from a device.
-local array = {}
-for name, ctype in pairs(pointer) do
-  array[name] = ffi.typeof("$[?]", ffi.typeof(tostring(ctype):match("<(.-) ?%*>")))
-end
+-- Arrays on their way to or from a device. A function a dtype: a trace that calls one constructor out
+-- of a table takes it for all dtypes.
+local new_array = {
+  f32 = function(n) return ffi.new("float[?]", n) end,
+  f64 = function(n) return ffi.new("double[?]", n) end,
+  bf16 = function(n) return ffi.new("uint16_t[?]", n) end,
+  f16 = function(n) return ffi.new("uint16_t[?]", n) end,
+  i32 = function(n) return ffi.new("int32_t[?]", n) end,
+  i64 = function(n) return ffi.new("int64_t[?]", n) end,
+  u8 = function(n) return ffi.new("uint8_t[?]", n) end,
+}
 
 --- A dense tensor that Lua fills through data(); its first use as an op's argument brings the
 --- values to the device.
@@ -148,7 +154,7 @@ end
 function Tensor.stage(shape, dtype)
   local t = Tensor.empty(shape, dtype)
   if not lib.on_cpu then
-    t.host = array[dtype](math.max(t:numel(), 1))
+    t.host = new_array[dtype](math.max(t:numel(), 1))
   end
   return t
 end
@@ -187,7 +193,7 @@ function methods:read()
   elseif self.mirror then
     return self.mirror
   end
-  local host = array[self.dtype](math.max(self:numel(), 1))
+  local host = new_array[self.dtype](math.max(self:numel(), 1))
   lib.check(C.lg_download(lib.ctx, self.raw, host))
   return host
 end
