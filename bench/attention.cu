@@ -1,13 +1,16 @@
-/* Checks the CUDA attention kernels against a plain double-precision reference on awkward shapes, then times them.
+/* Checks the CUDA attention kernels against a plain double-precision reference on awkward shapes,
+ * then times them.
  *
  *   luajit src/opgen.lua src/liger.h src/ops.h build/gen
- *   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --extended-lambda --expt-relaxed-constexpr -cudart static \
- *       -Isrc -Ikernels -Ibuild/gen bench/attention.cu kernels/attention*.cu kernels/cache.cu -o build/attention_bench
+ *   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --extended-lambda \
+ *       --expt-relaxed-constexpr -cudart static -Isrc -Ikernels -Ibuild/gen \
+ *       bench/attention.cu kernels/attention*.cu kernels/cache.cu -o build/attention_bench
  *   build/attention_bench [check | time | quick]
  *
- * A check poisons the outputs, runs twice and wants the same bits, then compares every output: the norm of the difference over the
- * norm of the reference, and the largest difference over the largest magnitude. Decode has to give the bits of the forward's
- * last rows. Times are the median of many launches, caches flushed. */
+ * A check poisons the outputs, runs twice and wants the same bits, then compares every output: the
+ * norm of the difference over the norm of the reference, and the largest difference over the
+ * largest magnitude. Decode has to give the bits of the forward's last rows. Times are the median
+ * of many launches, caches flushed. */
 #include <algorithm>
 #include <stdarg.h>
 #include <stdio.h>
@@ -53,15 +56,23 @@ extern "C" lg_status lg_scratch(lg_context *ctx, int64_t bytes, void **data) {
     *data = ctx->scratch[i];
     return LG_OK;
 }
-extern "C" int64_t lg_dtype_bytes(int32_t dtype) { return dtype == LG_F32 || dtype == LG_I32 ? 4 : 2; }
-extern "C" const char *lg_dtype_name(int32_t dtype) { return dtype == LG_F32 ? "f32" : dtype == LG_BF16 ? "bf16" : "f16"; }
+extern "C" int64_t lg_dtype_bytes(int32_t dtype) {
+    return dtype == LG_F32 || dtype == LG_I32 ? 4 : 2;
+}
+extern "C" const char *lg_dtype_name(int32_t dtype) {
+    return dtype == LG_F32 ? "f32" : dtype == LG_BF16 ? "bf16" : "f16";
+}
 cudaStream_t cuda_stream(lg_context *) { return 0; }
 int cuda_num_sms(lg_context *) { return 132; }
 device_error *cuda_error_slot(lg_context *ctx) { return ctx->error; }
 lg_status cuda_check(lg_context *ctx, const char *what, cudaError_t status) {
-    return status == cudaSuccess ? LG_OK : lg_fail(ctx, LG_EDEVICE, "%s: %s", what, cudaGetErrorString(status));
+    return status == cudaSuccess
+               ? LG_OK
+               : lg_fail(ctx, LG_EDEVICE, "%s: %s", what, cudaGetErrorString(status));
 }
-lg_status cuda_launched(lg_context *ctx, const char *op) { return cuda_check(ctx, op, cudaGetLastError()); }
+lg_status cuda_launched(lg_context *ctx, const char *op) {
+    return cuda_check(ctx, op, cudaGetLastError());
+}
 
 static lg_context context;
 static int failures, checks;
@@ -106,7 +117,8 @@ struct array {
     }
 };
 
-static lg_tensor tensor(void *data, int dtype, int64_t a, int64_t b = -1, int64_t c = -1, int64_t s0 = -1, int64_t s1 = -1) {
+static lg_tensor tensor(void *data, int dtype, int64_t a, int64_t b = -1, int64_t c = -1,
+                        int64_t s0 = -1, int64_t s1 = -1) {
     lg_tensor t = {};
     t.data = data, t.dtype = dtype;
     t.ndim = b < 0 ? 1 : c < 0 ? 2 : 3;
@@ -129,7 +141,8 @@ __device__ float uniform(uint64_t x) {
 }
 template <class T>
 __global__ void fill_normal(T *x, int64_t n, uint64_t seed) {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
         float a = uniform(seed * 1000003 + 2 * i), b = uniform(seed * 1000003 + 2 * i + 1);
         x[i] = from_float<T>(sqrtf(-2 * logf(a + 1e-7f)) * cosf(6.2831853f * b));
     }
@@ -150,7 +163,8 @@ __device__ double element(const lg_tensor &t, int64_t n, int64_t h, int64_t d) {
     if (t.dtype == LG_BF16) return to_float(((const bf16 *)t.data)[at]);
     return to_float(((const f16 *)t.data)[at]);
 }
-__device__ double dot(const lg_tensor &a, int64_t n, int64_t h, const lg_tensor &b, int64_t m, int64_t g) {
+__device__ double dot(const lg_tensor &a, int64_t n, int64_t h, const lg_tensor &b, int64_t m,
+                      int64_t g) {
     double s = 0;
     for (int d = 0; d < a.shape[2]; d++) s += element(a, n, h, d) * element(b, m, g, d);
     return s;
@@ -161,13 +175,16 @@ struct problem {
     double scale, *p, *ds, *y, *lse, *dq, *dk, *dv;
     int N, H, G, D;
     bool causal;
-    __device__ bool sees(int i, int j) const { return sequence[i] == sequence[j] && (!causal || j <= i); }
+    __device__ bool sees(int i, int j) const {
+        return sequence[i] == sequence[j] && (!causal || j <= i);
+    }
 };
 __global__ void reference_rows(problem r) { /* a block owns (i, h) */
     int i = blockIdx.x, h = blockIdx.y, g = h / (r.H / r.G);
     double *p = r.p + ((int64_t)h * r.N + i) * r.N, *ds = r.ds + ((int64_t)h * r.N + i) * r.N;
     __shared__ double shared[3];
-    for (int j = threadIdx.x; j < r.N; j += blockDim.x) p[j] = r.sees(i, j) ? r.scale * dot(r.q, i, h, r.k, j, g) : -INFINITY;
+    for (int j = threadIdx.x; j < r.N; j += blockDim.x)
+        p[j] = r.sees(i, j) ? r.scale * dot(r.q, i, h, r.k, j, g) : -INFINITY;
     __syncthreads();
     if (threadIdx.x == 0) {
         double top = -INFINITY, sum = 0;
@@ -192,7 +209,8 @@ __global__ void reference_rows(problem r) { /* a block owns (i, h) */
     for (int d = threadIdx.x; d < r.D; d += blockDim.x) {
         double y = 0, dq = 0;
         for (int j = 0; j < r.N; j++)
-            if (r.sees(i, j)) y += p[j] * element(r.v, j, g, d), dq += ds[j] * element(r.k, j, g, d);
+            if (r.sees(i, j))
+                y += p[j] * element(r.v, j, g, d), dq += ds[j] * element(r.k, j, g, d);
         r.y[((int64_t)i * r.H + h) * r.D + d] = y;
         r.dq[((int64_t)i * r.H + h) * r.D + d] = r.scale * dq;
     }
@@ -212,7 +230,8 @@ __global__ void reference_columns(problem r) { /* a block owns (j, g) */
     }
 }
 
-/* Sums of squares of difference and reference, largest of both; a NaN makes all of them NaN. One block. */
+/* Sums of squares of difference and reference, largest of both; a NaN makes all of them NaN. One
+ * block. */
 __global__ void compare(lg_tensor got, const double *wanted, int64_t rows, double *result) {
     __shared__ double part[256][4];
     double x[4] = {0, 0, 0, 0};
@@ -238,13 +257,14 @@ __global__ void compare(lg_tensor got, const double *wanted, int64_t rows, doubl
 
 static double worst[3][2]; /* by dtype: forward, backward */
 
-static void check_tensor(const char *name, const char *what, const lg_tensor &got, const double *wanted, double bound,
-                         double *worst_norm) {
+static void check_tensor(const char *name, const char *what, const lg_tensor &got,
+                         const double *wanted, double bound, double *worst_norm) {
     static array result(32);
     compare<<<1, 256>>>(got, wanted, got.shape[0] * got.shape[1], (double *)result.data);
     double x[4];
     NEED(cudaMemcpy(x, result.data, 32, cudaMemcpyDeviceToHost));
-    double norm = x[1] > 0 ? sqrt(x[0] / x[1]) : sqrt(x[0]), largest = x[3] > 0 ? x[2] / x[3] : x[2];
+    double norm = x[1] > 0 ? sqrt(x[0] / x[1]) : sqrt(x[0]),
+           largest = x[3] > 0 ? x[2] / x[3] : x[2];
     expect(norm <= bound && largest <= 3 * bound, name, what, norm, largest);
     if (norm > *worst_norm) *worst_norm = norm;
 }
@@ -259,44 +279,55 @@ struct shape {
     double scale;
 };
 
-static const double FORWARD[3] = {2e-6, 6e-3, 1e-3}, BACKWARD[3] = {2e-5, 1e-2, 2e-3}; /* by dtype */
+static const double FORWARD[3] = {2e-6, 6e-3, 1e-3},
+                    BACKWARD[3] = {2e-5, 1e-2, 2e-3}; /* by dtype */
 
-static void check_decode(const char *name, const shape &s, int dtype, const lg_tensor &q, const lg_tensor &k, const lg_tensor &v,
-                         const lg_tensor &y, uint64_t seed) {
-    int page_size = (int[]){1, 3, 16, 64, 128}[seed % 5], most = 1, width = (int)lg_dtype_bytes(dtype);
+static void check_decode(const char *name, const shape &s, int dtype, const lg_tensor &q,
+                         const lg_tensor &k, const lg_tensor &v, const lg_tensor &y,
+                         uint64_t seed) {
+    int page_size = (int[]){1, 3, 16, 64, 128}[seed % 5], most = 1,
+        width = (int)lg_dtype_bytes(dtype);
     std::vector<int> rows, length;
     int first = 0;
     for (int n : s.lengths) {
         if (n > 0) rows.push_back(first + n - 1), length.push_back(n), most = std::max(most, n);
         first += n;
     }
-    int B = (int)rows.size(), M = (most + page_size - 1) / page_size + (int)(seed % 3), P = (B * M + 1) * page_size;
+    int B = (int)rows.size(), M = (most + page_size - 1) / page_size + (int)(seed % 3),
+        P = (B * M + 1) * page_size;
     if (B == 0) return;
     std::vector<int> page(B * M), slot(first);
     for (int b = 0; b < B; b++)
         for (int m = 0; m < M; m++) page[b * M + m] = (M - 1 - m) * B + b;
     for (int b = 0; b < B; b++)
         for (int j = 0; j < length[b]; j++)
-            slot[rows[b] - length[b] + 1 + j] = page[b * M + j / page_size] * page_size + j % page_size;
-    array k_cache((size_t)P * s.G * s.D * width), v_cache((size_t)P * s.G * s.D * width), page_d(page.size() * 4),
-        slot_d(slot.size() * 4), length_d(length.size() * 4), q_rows((size_t)B * s.H * s.D * width),
-        out((size_t)B * s.H * s.D * width), wanted((size_t)B * s.H * s.D * width);
+            slot[rows[b] - length[b] + 1 + j] =
+                page[b * M + j / page_size] * page_size + j % page_size;
+    array k_cache((size_t)P * s.G * s.D * width), v_cache((size_t)P * s.G * s.D * width),
+        page_d(page.size() * 4), slot_d(slot.size() * 4), length_d(length.size() * 4),
+        q_rows((size_t)B * s.H * s.D * width), out((size_t)B * s.H * s.D * width),
+        wanted((size_t)B * s.H * s.D * width);
     NEED(cudaMemcpy(page_d.data, page.data(), page.size() * 4, cudaMemcpyHostToDevice));
     NEED(cudaMemcpy(slot_d.data, slot.data(), slot.size() * 4, cudaMemcpyHostToDevice));
     NEED(cudaMemcpy(length_d.data, length.data(), length.size() * 4, cudaMemcpyHostToDevice));
     for (int b = 0; b < B; b++) {
         NEED(cudaMemcpy2D((char *)q_rows.data + (size_t)b * s.H * s.D * width, s.D * width,
-                          (char *)q.data + rows[b] * q.stride[0] * width, q.stride[1] * width, s.D * width, s.H,
-                          cudaMemcpyDeviceToDevice));
+                          (char *)q.data + rows[b] * q.stride[0] * width, q.stride[1] * width,
+                          s.D * width, s.H, cudaMemcpyDeviceToDevice));
         NEED(cudaMemcpy((char *)wanted.data + (size_t)b * s.H * s.D * width,
-                        (char *)y.data + (size_t)rows[b] * s.H * s.D * width, s.H * s.D * width, cudaMemcpyDeviceToDevice));
+                        (char *)y.data + (size_t)rows[b] * s.H * s.D * width, s.H * s.D * width,
+                        cudaMemcpyDeviceToDevice));
     }
-    lg_tensor kc = tensor(k_cache.data, dtype, P, s.G, s.D), vc = tensor(v_cache.data, dtype, P, s.G, s.D),
-              page_t = tensor(page_d.data, LG_I32, B, M), slot_t = tensor(slot_d.data, LG_I32, first),
-              length_t = tensor(length_d.data, LG_I32, B), q_t = tensor(q_rows.data, dtype, B, s.H, s.D),
+    lg_tensor kc = tensor(k_cache.data, dtype, P, s.G, s.D),
+              vc = tensor(v_cache.data, dtype, P, s.G, s.D),
+              page_t = tensor(page_d.data, LG_I32, B, M),
+              slot_t = tensor(slot_d.data, LG_I32, first),
+              length_t = tensor(length_d.data, LG_I32, B),
+              q_t = tensor(q_rows.data, dtype, B, s.H, s.D),
               out_t = tensor(out.data, dtype, B, s.H, s.D);
     run(cuda_cache_write(&context, &k, &v, &slot_t, &kc, &vc));
-    run(cuda_attention_decode(&context, &q_t, &kc, &vc, &page_t, &length_t, page_size, s.scale, &out_t));
+    run(cuda_attention_decode(&context, &q_t, &kc, &vc, &page_t, &length_t, page_size, s.scale,
+                              &out_t));
     NEED(cudaDeviceSynchronize());
     auto a = out.read(), b = wanted.read();
     int different = 0;
@@ -314,22 +345,26 @@ static void check(const shape &s, int dtype, uint64_t seed) {
         sequence.resize(N, i);
     }
     char name[128];
-    snprintf(name, sizeof name, "%s S%d N%d first%d H%d G%d D%d %s layout%d", lg_dtype_name(dtype), S, N, S ? s.lengths[0] : 0,
-             s.H, s.G, s.D, s.causal ? "causal" : "full", s.layout);
+    snprintf(name, sizeof name, "%s S%d N%d first%d H%d G%d D%d %s layout%d", lg_dtype_name(dtype),
+             S, N, S ? s.lengths[0] : 0, s.H, s.G, s.D, s.causal ? "causal" : "full", s.layout);
     int heads = s.H + 2 * s.G, offset = s.layout == 2 ? 1 : 0;
     int64_t pitch = (int64_t)heads * s.D + (s.layout == 2 ? 3 : 0), dense = (int64_t)N * s.H * s.D;
-    array fused(((size_t)N * pitch + 8) * width), grads(((size_t)N * pitch + 8) * width), dy(dense * width), y(dense * width),
-        lse((size_t)N * s.H * 4), cu_d(cu.size() * 4), seq_d(N * 4);
+    array fused(((size_t)N * pitch + 8) * width), grads(((size_t)N * pitch + 8) * width),
+        dy(dense * width), y(dense * width), lse((size_t)N * s.H * 4), cu_d(cu.size() * 4),
+        seq_d(N * 4);
     NEED(cudaMemcpy(cu_d.data, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
     if (N) NEED(cudaMemcpy(seq_d.data, sequence.data(), N * 4, cudaMemcpyHostToDevice));
     fill(fused.data, dtype, (int64_t)N * pitch + 8, seed);
     fill(dy.data, dtype, dense, seed + 1);
     auto view = [&](array &a, int head, int count) {
-        if (s.layout == 0) return tensor((char *)a.data + (size_t)N * head * s.D * width, dtype, N, count, s.D);
-        return tensor((char *)a.data + (offset + head * s.D) * width, dtype, N, count, s.D, pitch, s.D);
+        if (s.layout == 0)
+            return tensor((char *)a.data + (size_t)N * head * s.D * width, dtype, N, count, s.D);
+        return tensor((char *)a.data + (offset + head * s.D) * width, dtype, N, count, s.D, pitch,
+                      s.D);
     };
     lg_tensor q = view(fused, 0, s.H), k = view(fused, s.H, s.G), v = view(fused, s.H + s.G, s.G);
-    lg_tensor dq = view(grads, 0, s.H), dk = view(grads, s.H, s.G), dv = view(grads, s.H + s.G, s.G);
+    lg_tensor dq = view(grads, 0, s.H), dk = view(grads, s.H, s.G),
+              dv = view(grads, s.H + s.G, s.G);
     lg_tensor y_t = tensor(y.data, dtype, N, s.H, s.D), dy_t = tensor(dy.data, dtype, N, s.H, s.D),
               lse_t = tensor(lse.data, LG_F32, N, s.H), cu_t = tensor(cu_d.data, LG_I32, S + 1);
     std::vector<char> bits[3];
@@ -338,7 +373,8 @@ static void check(const shape &s, int dtype, uint64_t seed) {
         for (size_t i = 0; i < context.scratch.size(); i++)
             NEED(cudaMemset(context.scratch[i], 0xff, context.scratch_bytes[i]));
         run(cuda_attention(&context, &q, &k, &v, &cu_t, s.scale, s.causal, &y_t, &lse_t));
-        run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale, s.causal, &dq, &dk, &dv));
+        run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale,
+                                    s.causal, &dq, &dk, &dv));
         NEED(cudaDeviceSynchronize());
         std::vector<char> now[3] = {y.read(), lse.read(), grads.read()};
         for (int i = 0; i < 3; i++) {
@@ -350,31 +386,52 @@ static void check(const shape &s, int dtype, uint64_t seed) {
     /* A gradient alone has the bits that it has beside the others. */
     for (int only = 0; only < 3; only++) {
         grads.poison();
-        run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale, s.causal, only == 0 ? &dq : NULL,
-                                    only == 1 ? &dk : NULL, only == 2 ? &dv : NULL));
+        run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale,
+                                    s.causal, only == 0 ? &dq : NULL, only == 1 ? &dk : NULL,
+                                    only == 2 ? &dv : NULL));
         auto now = grads.read();
         lg_tensor &t = only == 0 ? dq : only == 1 ? dk : dv;
         size_t first = (char *)t.data - (char *)grads.data, wrong = 0;
         for (size_t i = 0; i < now.size(); i++) {
-            size_t at = i - first, row = at / (t.stride[0] * width), column = at % (t.stride[0] * width);
+            size_t at = i - first, row = at / (t.stride[0] * width),
+                   column = at % (t.stride[0] * width);
             bool mine = i >= first && row < (size_t)N && column < (size_t)t.shape[1] * s.D * width;
             wrong += now[i] != (mine ? bits[2][i] : (char)0xff);
         }
         expect(wrong == 0, name, "alone", only, (double)wrong);
     }
     if (N == 0) return;
-    run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale, s.causal, &dq, &dk, &dv));
-    array p((size_t)s.H * N * N * 8), ds((size_t)s.H * N * N * 8), ry(dense * 8), rlse((size_t)N * s.H * 8), rdq(dense * 8),
-        rdk((size_t)N * s.G * s.D * 8), rdv((size_t)N * s.G * s.D * 8);
-    problem r = {q, k, v, dy_t, (int *)seq_d.data, s.scale, (double *)p.data, (double *)ds.data, (double *)ry.data,
-                 (double *)rlse.data, (double *)rdq.data, (double *)rdk.data, (double *)rdv.data, N, s.H, s.G, s.D, s.causal};
+    run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale, s.causal,
+                                &dq, &dk, &dv));
+    array p((size_t)s.H * N * N * 8), ds((size_t)s.H * N * N * 8), ry(dense * 8),
+        rlse((size_t)N * s.H * 8), rdq(dense * 8), rdk((size_t)N * s.G * s.D * 8),
+        rdv((size_t)N * s.G * s.D * 8);
+    problem r = {q,
+                 k,
+                 v,
+                 dy_t,
+                 (int *)seq_d.data,
+                 s.scale,
+                 (double *)p.data,
+                 (double *)ds.data,
+                 (double *)ry.data,
+                 (double *)rlse.data,
+                 (double *)rdq.data,
+                 (double *)rdk.data,
+                 (double *)rdv.data,
+                 N,
+                 s.H,
+                 s.G,
+                 s.D,
+                 s.causal};
     reference_rows<<<dim3(N, s.H), 128>>>(r);
     reference_columns<<<dim3(N, s.G), 128>>>(r);
     NEED(cudaGetLastError());
     double *w = worst[dtype];
     check_tensor(name, "y", y_t, r.y, FORWARD[dtype], &w[0]);
     double ignored = 0;
-    check_tensor(name, "lse", tensor(lse.data, LG_F32, N, s.H, 1), r.lse, dtype == LG_F32 ? 2e-6 : 1e-5, &ignored);
+    check_tensor(name, "lse", tensor(lse.data, LG_F32, N, s.H, 1), r.lse,
+                 dtype == LG_F32 ? 2e-6 : 1e-5, &ignored);
     check_tensor(name, "dq", dq, r.dq, BACKWARD[dtype], &w[1]);
     check_tensor(name, "dk", dk, r.dk, BACKWARD[dtype], &w[1]);
     check_tensor(name, "dv", dv, r.dv, BACKWARD[dtype], &w[1]);
@@ -383,26 +440,30 @@ static void check(const shape &s, int dtype, uint64_t seed) {
 
 static void check_errors() {
     int bad_length[3] = {0, 5, 9}, pages[6] = {0, 1, 2, 3, 99, 1}, bad_slot[3] = {2, 70, 1};
-    array q(3 * 2 * 16 * 2), cache(64 * 16 * 2), page(24), length(12), out(3 * 2 * 16 * 2), slot(12), k(3 * 16 * 2);
+    array q(3 * 2 * 16 * 2), cache(64 * 16 * 2), page(24), length(12), out(3 * 2 * 16 * 2),
+        slot(12), k(3 * 16 * 2);
     fill(q.data, LG_BF16, 96, 1);
     fill(cache.data, LG_BF16, 1024, 2);
     fill(k.data, LG_BF16, 48, 3);
     NEED(cudaMemcpy(page.data, pages, 24, cudaMemcpyHostToDevice));
     NEED(cudaMemcpy(length.data, bad_length, 12, cudaMemcpyHostToDevice));
     NEED(cudaMemcpy(slot.data, bad_slot, 12, cudaMemcpyHostToDevice));
-    lg_tensor q_t = tensor(q.data, LG_BF16, 3, 2, 16), cache_t = tensor(cache.data, LG_BF16, 64, 1, 16),
+    lg_tensor q_t = tensor(q.data, LG_BF16, 3, 2, 16),
+              cache_t = tensor(cache.data, LG_BF16, 64, 1, 16),
               page_t = tensor(page.data, LG_I32, 3, 2), length_t = tensor(length.data, LG_I32, 3),
               out_t = tensor(out.data, LG_BF16, 3, 2, 16), slot_t = tensor(slot.data, LG_I32, 3),
               k_t = tensor(k.data, LG_BF16, 3, 1, 16);
-    run(cuda_attention_decode(&context, &q_t, &cache_t, &cache_t, &page_t, &length_t, 4, 0.25, &out_t));
+    run(cuda_attention_decode(&context, &q_t, &cache_t, &cache_t, &page_t, &length_t, 4, 0.25,
+                              &out_t));
     NEED(cudaDeviceSynchronize());
-    expect(context.error->code == ERROR_LENGTH || context.error->code == ERROR_SLOT, "errors", "length", context.error->code,
-           (double)context.error->index);
+    expect(context.error->code == ERROR_LENGTH || context.error->code == ERROR_SLOT, "errors",
+           "length", context.error->code, (double)context.error->index);
     memset(context.error, 0, sizeof *context.error);
     run(cuda_cache_write(&context, &k_t, &k_t, &slot_t, &cache_t, &cache_t));
     NEED(cudaDeviceSynchronize());
-    expect(context.error->code == ERROR_SLOT && context.error->index == 1 && context.error->value == 70, "errors", "slot",
-           context.error->code, (double)context.error->index);
+    expect(context.error->code == ERROR_SLOT && context.error->index == 1 &&
+               context.error->value == 70,
+           "errors", "slot", context.error->code, (double)context.error->index);
     memset(context.error, 0, sizeof *context.error);
     /* Copies: rows 2 and 1 were just written from rows 0 and 2 of k. */
     int from[2] = {2, 1}, to[2] = {40, 63};
@@ -411,35 +472,49 @@ static void check_errors() {
     lg_tensor from_t = tensor(page.data, LG_I32, 2), to_t = tensor(length.data, LG_I32, 2);
     run(cuda_cache_copy(&context, &from_t, &to_t, &cache_t, &cache_t));
     auto c = cache.read(), x = k.read();
-    expect(!memcmp(&c[40 * 32], &x[0], 32) && !memcmp(&c[63 * 32], &x[64], 32) && context.error->code == 0, "copy", "rows", 0, 0);
+    expect(!memcmp(&c[40 * 32], &x[0], 32) && !memcmp(&c[63 * 32], &x[64], 32) &&
+               context.error->code == 0,
+           "copy", "rows", 0, 0);
 }
 
 static void check_all(bool quick) {
     double eighth = 0.125;
     std::vector<shape> shapes = {
-        {{}, 2, 1, 8, true, 0, eighth},                                   /* no sequence */
-        {{0, 0}, 2, 1, 8, true, 0, eighth},                               /* only empty ones */
-        {{1}, 1, 1, 8, true, 0, 0.3},                                     /* one token */
-        {{5, 0, 3}, 4, 2, 8, true, 1, 0.3},                               /* grouped heads, an empty sequence */
-        {{5, 3}, 2, 2, 8, false, 0, 0.3},                                 /* not causal */
-        {{18, 17}, 3, 1, 20, true, 0, 0.2},                               /* rows not of 16 bytes */
-        {{150, 3}, 2, 1, 64, true, 1, eighth},                            /* two tiles of queries */
-        {{270}, 3, 3, 48, false, 0, 0.14},                                /* keys in several tiles */
-        {{40}, 1, 1, 256, true, 0, 0.06},                                 /* the widest head */
-        {{1, 1, 1, 2, 64, 65, 63, 128, 129, 127}, 4, 4, 128, true, 1, 0.09}, /* about the sizes of tiles */
+        {{}, 2, 1, 8, true, 0, eighth},        /* no sequence */
+        {{0, 0}, 2, 1, 8, true, 0, eighth},    /* only empty ones */
+        {{1}, 1, 1, 8, true, 0, 0.3},          /* one token */
+        {{5, 0, 3}, 4, 2, 8, true, 1, 0.3},    /* grouped heads, an empty sequence */
+        {{5, 3}, 2, 2, 8, false, 0, 0.3},      /* not causal */
+        {{18, 17}, 3, 1, 20, true, 0, 0.2},    /* rows not of 16 bytes */
+        {{150, 3}, 2, 1, 64, true, 1, eighth}, /* two tiles of queries */
+        {{270}, 3, 3, 48, false, 0, 0.14},     /* keys in several tiles */
+        {{40}, 1, 1, 256, true, 0, 0.06},      /* the widest head */
+        {{1, 1, 1, 2, 64, 65, 63, 128, 129, 127},
+         4,
+         4,
+         128,
+         true,
+         1,
+         0.09}, /* about the sizes of tiles */
         {{1, 1, 1, 2, 64, 65, 63, 128, 129, 127}, 4, 2, 128, false, 1, 0.09},
-        {{300, 0, 0, 211}, 6, 2, 64, true, 1, -eighth},                   /* a negative scale */
-        {{77, 200}, 4, 1, 128, true, 2, 0.09},                            /* odd addresses */
-        {{33, 130}, 34, 2, 32, true, 1, 0.2},                             /* more than 16 heads a group */
-        {{90, 31}, 2, 2, 16, false, 0, 0},                                /* all keys alike */
+        {{300, 0, 0, 211}, 6, 2, 64, true, 1, -eighth}, /* a negative scale */
+        {{77, 200}, 4, 1, 128, true, 2, 0.09},          /* odd addresses */
+        {{33, 130}, 34, 2, 32, true, 1, 0.2},           /* more than 16 heads a group */
+        {{90, 31}, 2, 2, 16, false, 0, 0},              /* all keys alike */
     };
     std::vector<shape> more = {
-        {{513, 700, 2}, 8, 2, 128, true, 1, 0.088},  {{513, 700, 2}, 4, 4, 128, false, 1, 0.088},
-        {{513, 700, 2}, 8, 8, 64, true, 1, eighth},  {{513, 700, 2}, 9, 3, 64, false, 0, eighth},
-        {{600, 333}, 4, 2, 80, true, 1, 0.11},       {{600, 333}, 4, 4, 96, false, 1, 0.1},
-        {{600, 333}, 4, 2, 256, true, 1, 0.0625},    {{600, 333}, 2, 1, 200, false, 2, 0.07},
-        {{600, 333}, 4, 2, 16, true, 1, 0.25},       {{600, 333}, 2, 1, 132, true, 0, 0.09},
-        {{1500}, 2, 1, 128, true, 1, 0.5},           {{1500}, 2, 2, 64, false, 1, 0.5},
+        {{513, 700, 2}, 8, 2, 128, true, 1, 0.088},
+        {{513, 700, 2}, 4, 4, 128, false, 1, 0.088},
+        {{513, 700, 2}, 8, 8, 64, true, 1, eighth},
+        {{513, 700, 2}, 9, 3, 64, false, 0, eighth},
+        {{600, 333}, 4, 2, 80, true, 1, 0.11},
+        {{600, 333}, 4, 4, 96, false, 1, 0.1},
+        {{600, 333}, 4, 2, 256, true, 1, 0.0625},
+        {{600, 333}, 2, 1, 200, false, 2, 0.07},
+        {{600, 333}, 4, 2, 16, true, 1, 0.25},
+        {{600, 333}, 2, 1, 132, true, 0, 0.09},
+        {{1500}, 2, 1, 128, true, 1, 0.5},
+        {{1500}, 2, 2, 64, false, 1, 0.5},
         {std::vector<int>(300, 3), 2, 1, 64, true, 1, eighth},
     };
     if (!quick) shapes.insert(shapes.end(), more.begin(), more.end());
@@ -448,8 +523,10 @@ static void check_all(bool quick) {
         for (int dtype : {LG_F32, LG_BF16, LG_F16}) check(s, dtype, seed += 7);
     expect(context.error->code == 0, "all", "noted", context.error->code, 0);
     check_errors();
-    printf("%d checks, %d wrong; worst norms: f32 %.1e %.1e, bf16 %.1e %.1e, f16 %.1e %.1e (forward, backward)\n", checks,
-           failures, worst[0][0], worst[0][1], worst[1][0], worst[1][1], worst[2][0], worst[2][1]);
+    printf("%d checks, %d wrong; worst norms: f32 %.1e %.1e, bf16 %.1e %.1e, f16 %.1e %.1e "
+           "(forward, backward)\n",
+           checks, failures, worst[0][0], worst[0][1], worst[1][0], worst[1][1], worst[2][0],
+           worst[2][1]);
 }
 
 /* ---- times ---- */
@@ -478,8 +555,8 @@ static double median_us(F f, int times) {
 static void time_training(int dtype, int S, int T, int H, int G, int D, bool causal, int times) {
     int N = S * T, heads = H + 2 * G, width = (int)lg_dtype_bytes(dtype);
     int64_t pitch = (int64_t)heads * D, dense = (int64_t)N * H * D;
-    array fused(N * pitch * width), grads(N * pitch * width), dy(dense * width), y(dense * width), lse((size_t)N * H * 4),
-        cu_d((S + 1) * 4);
+    array fused(N * pitch * width), grads(N * pitch * width), dy(dense * width), y(dense * width),
+        lse((size_t)N * H * 4), cu_d((S + 1) * 4);
     std::vector<int> cu(S + 1);
     for (int i = 0; i <= S; i++) cu[i] = i * T;
     NEED(cudaMemcpy(cu_d.data, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
@@ -492,41 +569,61 @@ static void time_training(int dtype, int S, int T, int H, int G, int D, bool cau
     lg_tensor dq = view(grads, 0, H), dk = view(grads, H, G), dv = view(grads, H + G, G);
     lg_tensor y_t = tensor(y.data, dtype, N, H, D), dy_t = tensor(dy.data, dtype, N, H, D),
               lse_t = tensor(lse.data, LG_F32, N, H), cu_t = tensor(cu_d.data, LG_I32, S + 1);
-    double pairs = (double)S * (causal ? 0.5 * T * (T + 1.0) : (double)T * T), flops = 4 * pairs * H * D, scale = 1 / sqrt(D);
-    double forward = median_us([&] { run(cuda_attention(&context, &q, &k, &v, &cu_t, scale, causal, &y_t, &lse_t)); }, times);
+    double pairs = (double)S * (causal ? 0.5 * T * (T + 1.0) : (double)T * T),
+           flops = 4 * pairs * H * D, scale = 1 / sqrt(D);
+    double forward = median_us(
+        [&] { run(cuda_attention(&context, &q, &k, &v, &cu_t, scale, causal, &y_t, &lse_t)); },
+        times);
     auto backward_of = [&](lg_tensor *a, lg_tensor *b, lg_tensor *c) {
-        return median_us([&] { run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, scale, causal, a, b, c)); }, times);
+        return median_us(
+            [&] {
+                run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, scale,
+                                            causal, a, b, c));
+            },
+            times);
     };
     double backward = backward_of(&dq, &dk, &dv), only_dq = backward_of(&dq, NULL, NULL);
-    printf("%-4s %2d x %5d H%-2d G%-2d D%-3d %-6s forward %9.1f us %6.1f TFLOP/s   backward %9.1f us %6.1f TFLOP/s (dq %.0f us)\n",
-           lg_dtype_name(dtype), S, T, H, G, D, causal ? "causal" : "full", forward, flops / forward * 1e-6, backward,
-           2.5 * flops / backward * 1e-6, only_dq);
+    printf("%-4s %2d x %5d H%-2d G%-2d D%-3d %-6s forward %9.1f us %6.1f TFLOP/s   backward %9.1f "
+           "us %6.1f TFLOP/s (dq %.0f us)\n",
+           lg_dtype_name(dtype), S, T, H, G, D, causal ? "causal" : "full", forward,
+           flops / forward * 1e-6, backward, 2.5 * flops / backward * 1e-6, only_dq);
 }
 
-static void time_decode(int B, int length, int H, int G, int D, int page_size, int spare, double copy) {
+static void time_decode(int B, int length, int H, int G, int D, int page_size, int spare,
+                        double copy) {
     int M = (length + page_size - 1) / page_size * spare, P = B * (M / spare) * page_size;
-    array k((size_t)P * G * D * 2), v((size_t)P * G * D * 2), q((size_t)B * H * D * 2), y((size_t)B * H * D * 2),
-        page_d((size_t)B * M * 4), length_d(B * 4);
+    array k((size_t)P * G * D * 2), v((size_t)P * G * D * 2), q((size_t)B * H * D * 2),
+        y((size_t)B * H * D * 2), page_d((size_t)B * M * 4), length_d(B * 4);
     std::vector<int> page(B * M), lengths(B, length);
     for (int b = 0; b < B; b++)
-        for (int m = 0; m < M; m++) page[b * M + m] = (int)(((int64_t)(m % (M / spare)) * B + b) * 7919 % (P / page_size));
+        for (int m = 0; m < M; m++)
+            page[b * M + m] = (int)(((int64_t)(m % (M / spare)) * B + b) * 7919 % (P / page_size));
     NEED(cudaMemcpy(page_d.data, page.data(), page.size() * 4, cudaMemcpyHostToDevice));
     NEED(cudaMemcpy(length_d.data, lengths.data(), B * 4, cudaMemcpyHostToDevice));
     fill(k.data, LG_BF16, (int64_t)P * G * D, 1);
     fill(v.data, LG_BF16, (int64_t)P * G * D, 2);
     fill(q.data, LG_BF16, (int64_t)B * H * D, 3);
-    lg_tensor k_t = tensor(k.data, LG_BF16, P, G, D), v_t = tensor(v.data, LG_BF16, P, G, D), q_t = tensor(q.data, LG_BF16, B, H, D),
-              y_t = tensor(y.data, LG_BF16, B, H, D), page_t = tensor(page_d.data, LG_I32, B, M),
+    lg_tensor k_t = tensor(k.data, LG_BF16, P, G, D), v_t = tensor(v.data, LG_BF16, P, G, D),
+              q_t = tensor(q.data, LG_BF16, B, H, D), y_t = tensor(y.data, LG_BF16, B, H, D),
+              page_t = tensor(page_d.data, LG_I32, B, M),
               length_t = tensor(length_d.data, LG_I32, B);
-    double us = median_us([&] { run(cuda_attention_decode(&context, &q_t, &k_t, &v_t, &page_t, &length_t, page_size, 0.088, &y_t)); }, 20);
+    double us = median_us(
+        [&] {
+            run(cuda_attention_decode(&context, &q_t, &k_t, &v_t, &page_t, &length_t, page_size,
+                                      0.088, &y_t));
+        },
+        20);
     double bytes = 4.0 * B * length * G * D;
-    printf("decode bf16 B%-3d length %5d (room %6d) H%-2d G%-2d D%-3d %8.1f us %5.2f TB/s  %3.0f%% of copy\n", B, length,
-           M * page_size, H, G, D, us, bytes / us * 1e-6, bytes / us * 1e-6 / copy * 100);
+    printf("decode bf16 B%-3d length %5d (room %6d) H%-2d G%-2d D%-3d %8.1f us %5.2f TB/s  %3.0f%% "
+           "of copy\n",
+           B, length, M * page_size, H, G, D, us, bytes / us * 1e-6,
+           bytes / us * 1e-6 / copy * 100);
 }
 
 static void time_all() {
     array a((size_t)1 << 30), b((size_t)1 << 30);
-    double copy_us = median_us([&] { cudaMemcpyAsync(a.data, b.data, a.bytes, cudaMemcpyDeviceToDevice); }, 10);
+    double copy_us =
+        median_us([&] { cudaMemcpyAsync(a.data, b.data, a.bytes, cudaMemcpyDeviceToDevice); }, 10);
     double copy = 2.0 * a.bytes / copy_us * 1e-6;
     printf("copy %.2f TB/s\n", copy);
     for (int causal = 0; causal < 2; causal++) {

@@ -1,11 +1,12 @@
 /* Attention over packed sequences, forward.
  *
- *   y[i,h] = sum_j p[j] v[j],  p = softmax_j(scale q[i,h] . k[j]),  lse[i,h] = ln sum_j exp(scale q[i,h] . k[j])
+ *   y[i,h] = sum_j p[j] v[j],  p = softmax_j(scale q[i,h] . k[j]),
+ *   lse[i,h] = ln sum_j exp(scale q[i,h] . k[j])
  *
- * A block owns a tile of queries of one head of one sequence: it reads them once, goes over the sequence's keys and values in
- * tiles (up to the diagonal if causal) with a running maximum and sum, and writes its rows of y and lse. Rows do not depend on
- * each other. 16-bit types run on tensor cores with fp32 sums; fp32 runs in fused multiply-adds.
- */
+ * A block owns a tile of queries of one head of one sequence: it reads them once, goes over the
+ * sequence's keys and values in tiles (up to the diagonal if causal) with a running maximum and
+ * sum, and writes its rows of y and lse. Rows do not depend on each other. 16-bit types run on
+ * tensor cores with fp32 sums; fp32 runs in fused multiply-adds. */
 #include "attention.cuh"
 #include "mma.cuh"
 #include "wgmma.cuh"
@@ -24,9 +25,9 @@ struct forward_args {
 
 /* A warp's 16 rows from `row` of the tile on leave through those rows of the queries' tile. */
 template <class T, int D, int Queries>
-__device__ __forceinline__ void finish_rows(const forward_args<T> &a, const sequence_tile &tile, int h,
-                                            const float (&y)[D / 8][4], const float (&top)[2], const float (&sum)[2], uint32_t q,
-                                            int row, int lane) {
+__device__ __forceinline__ void
+finish_rows(const forward_args<T> &a, const sequence_tile &tile, int h, const float (&y)[D / 8][4],
+            const float (&top)[2], const float (&sum)[2], uint32_t q, int row, int lane) {
     float factor[2];
     int first = tile.row + row;
 #pragma unroll
@@ -44,8 +45,8 @@ __device__ __forceinline__ void finish_rows(const forward_args<T> &a, const sequ
 
 /* ---- mma.sync ---- */
 
-/* The tiles of a head size: a warp owns 32 rows, so that a fragment of keys serves two products; 16 at D = 256, where 32 rows
- * of sums do not fit in registers. */
+/* The tiles of a head size: a warp owns 32 rows, so that a fragment of keys serves two products;
+ * 16 at D = 256, where 32 rows of sums do not fit in registers. */
 template <int D>
 struct forward_tiles {
     static constexpr int Fragments = D > 128 ? 1 : 2, Warps = D > 128 ? 8 : 4, Threads = 32 * Warps;
@@ -70,15 +71,13 @@ __global__ void __launch_bounds__(forward_tiles<D>::Threads, forward_tiles<D>::B
     int keys = a.causal ? min(tile.length, tile.row + Queries) : tile.length;
 
     auto load_keys = [&](int j0, int stage) {
-        load_tile<D, Keys, Threads>(
-            k + stage * KeyBytes, threadIdx.x, a.k.row(tile.first + j0, g), a.k.token, keys - j0, a.d,
-                  a.aligned);
-        load_tile<D, Keys, Threads>(
-            v + stage * KeyBytes, threadIdx.x, a.v.row(tile.first + j0, g), a.v.token, keys - j0, a.d,
-                  a.aligned);
+        load_tile<D, Keys, Threads>(k + stage * KeyBytes, threadIdx.x, a.k.row(tile.first + j0, g),
+                                    a.k.token, keys - j0, a.d, a.aligned);
+        load_tile<D, Keys, Threads>(v + stage * KeyBytes, threadIdx.x, a.v.row(tile.first + j0, g),
+                                    a.v.token, keys - j0, a.d, a.aligned);
     };
-    load_tile<D, Queries, Threads>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token, tile.length - tile.row, a.d,
-                  a.aligned);
+    load_tile<D, Queries, Threads>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token,
+                                   tile.length - tile.row, a.d, a.aligned);
     load_keys(0, 0);
     copy_commit();
 
@@ -151,22 +150,25 @@ __global__ void __launch_bounds__(forward_tiles<D>::Threads, forward_tiles<D>::B
         }
     }
 #pragma unroll
-    for (int m = 0; m < M; m++) finish_rows<T, D, Queries>(a, tile, h, y[m], top[m], sum[m], q, row + 16 * m, lane);
+    for (int m = 0; m < M; m++)
+        finish_rows<T, D, Queries>(a, tile, h, y[m], top[m], sum[m], q, row + 16 * m, lane);
 }
 
 /* ---- wgmma: 16 rows a warp ---- */
 
-/* The scores of the next keys and the product with these values are in flight while the next softmax runs. Registers leave room
- * for two times four warps at D = 128, three times at 64. */
+/* The scores of the next keys and the product with these values are in flight while the next
+ * softmax runs. Registers leave room for two times four warps at D = 128, three times at 64. */
 template <int D>
 struct hopper_tiles {
-    static constexpr int Queries = D > 64 ? 128 : 192, Keys = 128, Threads = 2 * Queries, Panels = D / 64;
+    static constexpr int Queries = D > 64 ? 128 : 192, Keys = 128, Threads = 2 * Queries,
+                         Panels = D / 64;
     static constexpr int QueryBytes = Panels * 128 * Queries, KeyBytes = Panels * 128 * Keys;
     static constexpr int64_t bytes = 1024 + QueryBytes + 4 * KeyBytes;
 };
 
 template <class T, int D>
-__global__ void __launch_bounds__(hopper_tiles<D>::Threads, 1) attention_forward_hopper(forward_args<T> a) {
+__global__ void __launch_bounds__(hopper_tiles<D>::Threads, 1)
+    attention_forward_hopper(forward_args<T> a) {
     using Tiles = hopper_tiles<D>;
     constexpr int Keys = Tiles::Keys, Queries = Tiles::Queries, Threads = Tiles::Threads;
     extern __shared__ __align__(1024) char memory[];
@@ -174,18 +176,22 @@ __global__ void __launch_bounds__(hopper_tiles<D>::Threads, 1) attention_forward
     int h = blockIdx.y, g = h / a.group;
     sequence_tile tile;
     if (!find_tile(a.cu, a.S, a.N, Queries, blockIdx.x, false, &tile)) return;
-    uint32_t q = (shared_address(memory) + 1023) / 1024 * 1024, k = q + Tiles::QueryBytes, v = k + 2 * Tiles::KeyBytes;
-    int keys = a.causal ? min(tile.length, tile.row + Queries) : tile.length, first = tile.row + row;
+    uint32_t q = (shared_address(memory) + 1023) / 1024 * 1024, k = q + Tiles::QueryBytes,
+             v = k + 2 * Tiles::KeyBytes;
+    int keys = a.causal ? min(tile.length, tile.row + Queries) : tile.length,
+        first = tile.row + row;
 
     auto load_keys = [&](int j0) {
         if (j0 >= keys) return;
-        load_tile<D, Keys, Threads>(k + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x, a.k.row(tile.first + j0, g), a.k.token, keys - j0, a.d,
-                  a.aligned);
+        load_tile<D, Keys, Threads>(k + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x,
+                                    a.k.row(tile.first + j0, g), a.k.token, keys - j0, a.d,
+                                    a.aligned);
     };
     auto load_values = [&](int j0) {
         if (j0 >= keys) return;
-        load_tile<D, Keys, Threads>(v + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x, a.v.row(tile.first + j0, g), a.v.token, keys - j0, a.d,
-                  a.aligned);
+        load_tile<D, Keys, Threads>(v + j0 / Keys % 2 * Tiles::KeyBytes, threadIdx.x,
+                                    a.v.row(tile.first + j0, g), a.v.token, keys - j0, a.d,
+                                    a.aligned);
     };
     float y[D / 8][4] = {}, s[Keys / 8][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, alpha[2];
     uint32_t p[Keys / 16][4];
@@ -210,8 +216,8 @@ __global__ void __launch_bounds__(hopper_tiles<D>::Threads, 1) attention_forward
 #pragma unroll
         for (int c = 0; c < Keys / 16; c++) accumulators_as_a<T>(p[c], s[2 * c], s[2 * c + 1]);
     };
-    load_tile<D, Queries, Threads>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token, tile.length - tile.row, a.d,
-                  a.aligned);
+    load_tile<D, Queries, Threads>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token,
+                                   tile.length - tile.row, a.d, a.aligned);
     load_keys(0);
     copy_commit();
     load_values(0);
@@ -292,7 +298,8 @@ template <class T, int D>
 static lg_status launch_forward_hopper(lg_context *ctx, const forward_args<T> &a) {
     using Tiles = hopper_tiles<D>;
     dim3 grid((unsigned)num_sequence_tiles(a.N, a.S, Tiles::Queries), (unsigned)a.H);
-    return launch(ctx, "attention", attention_forward_hopper<T, D>, grid, Tiles::Threads, Tiles::bytes, a);
+    return launch(ctx, "attention", attention_forward_hopper<T, D>, grid, Tiles::Threads,
+                  Tiles::bytes, a);
 }
 
 template <int D>
@@ -314,7 +321,8 @@ static lg_status forward_of_size(lg_context *ctx, forward_args<T> a) {
     a.negate = a.scale < 0;
     a.scale = fmaxf(fabsf(a.scale) * LOG2E, 1e-30f); /* 0 times -inf is NaN */
     if (has_wgmma() && a.d <= 128)
-        return a.d <= 64 ? launch_forward_hopper<T, 64>(ctx, a) : launch_forward_hopper<T, 128>(ctx, a);
+        return a.d <= 64 ? launch_forward_hopper<T, 64>(ctx, a)
+                         : launch_forward_hopper<T, 128>(ctx, a);
     if (a.d <= 32) return launch_forward<T, 32>(ctx, a);
     if (a.d <= 64) return launch_forward<T, 64>(ctx, a);
     if (a.d <= 96) return launch_forward<T, 96>(ctx, a);

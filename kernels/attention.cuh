@@ -1,7 +1,7 @@
-/* What forward, backward and decode share: rows of heads, tiles of packed sequences, one step of the online softmax, and exact
- * fp32 attention of a block of rows. A row takes its keys in tiles, first to last, with the same operations wherever it is
- * computed: decode gives the bits of the forward's last row.
- */
+/* What forward, backward and decode share: rows of heads, tiles of packed sequences, one step of
+ * the online softmax, and exact fp32 attention of a block of rows. A row takes its keys in tiles,
+ * first to last, with the same operations wherever it is computed: decode gives the bits of the
+ * forward's last row. */
 #ifndef LIGER_ATTENTION_CUH
 #define LIGER_ATTENTION_CUH
 
@@ -40,8 +40,9 @@ struct sequence_tile {
     int first, length, row; /* the sequence's first token and length; the tile's first row in it */
 };
 
-/* Tiles of R rows are numbered without a table: sequence s has the numbers from cu[s] / R + s on, at least as many as it has
- * tiles, so that N / R + S numbers cover all; a spare number has no tile. Within a sequence the last rows come first. */
+/* Tiles of R rows are numbered without a table: sequence s has the numbers from cu[s] / R + s on,
+ * at least as many as it has tiles, so that N / R + S numbers cover all; a spare number has no
+ * tile. Within a sequence the last rows come first. */
 static inline int64_t num_sequence_tiles(int64_t N, int64_t S, int rows) {
     return S > 0 ? N / rows + S : 0;
 }
@@ -105,11 +106,12 @@ __device__ __forceinline__ float exponentials(float (&s)[Tiles][4], int half, fl
     return sum[0] + sum[1];
 }
 
-/* One tile of scores of 16 rows (8 when Halves is 1), in a warp's accumulators: s becomes 2^(c (s - max)), c > 0; max and this lane's part of sum
- * go on, and alpha is what all earlier sums have to be multiplied by. */
+/* One tile of scores of 16 rows (8 when Halves is 1), in a warp's accumulators: s becomes 2^(c (s
+ * - max)), c > 0; max and this lane's part of sum go on, and alpha is what all earlier sums have
+ * to be multiplied by. */
 template <int Halves = 2, int Tiles>
-__device__ __forceinline__ void softmax_step(float (&s)[Tiles][4], float c, float (&max)[2], float (&sum)[2],
-                                             float (&alpha)[2]) {
+__device__ __forceinline__ void softmax_step(float (&s)[Tiles][4], float c, float (&max)[2],
+                                             float (&sum)[2], float (&alpha)[2]) {
 #pragma unroll
     for (int half = 0; half < Halves; half++) {
         float top = quad_reduce(largest_score(s, half, max[half]), Max());
@@ -166,7 +168,8 @@ __device__ __forceinline__ void dots_f32(float (&out)[R][C], const float *a, con
     }
 }
 
-/* out[r][i] += chain over j ascending of p[ty * R + r][j] v[j][4 tx + 64 i ...], j < n; p at a pitch of `pitch`. */
+/* out[r][i] += chain over j ascending of p[ty * R + r][j] v[j][4 tx + 64 i ...], j < n; p at a
+ * pitch of `pitch`. */
 template <int D, int R>
 __device__ __forceinline__ void add_rows_f32(float4 (&out)[R][D / 64], const float *p, int pitch,
                                              const float *v, int n, int ty, int tx) {
@@ -202,9 +205,9 @@ __device__ __forceinline__ void store_row_f32(float *to, const float4 (&row)[D /
     }
 }
 
-/* A block of 256 threads: attention of 16 R rows over `keys` keys; with `position` >= 0 row r sees the keys up to
- * position + r. `query(r)`, `key(j)`, `value(j)` are rows or NULL; `out(r)` is where row r goes or NULL; `lse(r, x)` takes the
- * log-sum-exp. */
+/* A block of 256 threads: attention of 16 R rows over `keys` keys; with `position` >= 0 row r sees
+ * the keys up to position + r. `query(r)`, `key(j)`, `value(j)` are rows or NULL; `out(r)` is
+ * where row r goes or NULL; `lse(r, x)` takes the log-sum-exp. */
 template <int D, int R, class Q, class K, class V, class Y, class L>
 __device__ __forceinline__ void attend_f32(float *memory, int keys, int position, int d,
                                            float scale, Q query, K key, V value, Y out, L lse) {

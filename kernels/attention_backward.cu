@@ -1,12 +1,13 @@
-/* Attention over packed sequences, backward. With s the scaled score, p = exp(s - lse) and delta = dy . y:
+/* Attention over packed sequences, backward. With s the scaled score, p = exp(s - lse) and delta =
+ * dy . y:
  *
  *   ds = p (dy . v - delta),  dq = scale sum_j ds k,  dk = scale sum_i ds q,  dv = sum_i p dy
  *
- * Three launches, no atomics: delta; dk and dv, where a block owns a tile of keys of one key/value head and goes over the
- * query heads of its group, h ascending, and over their tiles of queries; dq, where a block owns a tile of queries of one head
- * and goes over the tiles of keys. Scores are computed again in both. 16-bit types run on tensor cores with fp32 sums; fp32
- * runs in fused multiply-adds.
- */
+ * Three launches, no atomics: delta; dk and dv, where a block owns a tile of keys of one key/value
+ * head and goes over the query heads of its group, h ascending, and over their tiles of queries;
+ * dq, where a block owns a tile of queries of one head and goes over the tiles of keys. Scores are
+ * computed again in both. 16-bit types run on tensor cores with fp32 sums; fp32 runs in fused
+ * multiply-adds. */
 #include "attention.cuh"
 #include "mma.cuh"
 #include "wgmma.cuh"
@@ -38,21 +39,24 @@ __global__ void __launch_bounds__(256) attention_backward_delta(backward_args<T>
 
 /* ---- tensor cores ---- */
 
-/* A warp owns 16 rows: keys in dk/dv, queries in dq. Above D = 128 the sums of a row do not fit in registers: a block of dk/dv
- * makes one slice of 128 columns, and tiles are not doubled. */
+/* A warp owns 16 rows: keys in dk/dv, queries in dq. Above D = 128 the sums of a row do not fit in
+ * registers: a block of dk/dv makes one slice of 128 columns, and tiles are not doubled. */
 template <int D>
 struct backward_tiles {
     static constexpr int Threads = 256, Rows = 128, Columns = 64, Panels = (D + 63) / 64;
-    static constexpr int Stages = D > 128 ? 1 : 2, Slice = D > 128 ? 128 : D, Slices = (D + Slice - 1) / Slice;
+    static constexpr int Stages = D > 128 ? 1 : 2, Slice = D > 128 ? 128 : D,
+                         Slices = (D + Slice - 1) / Slice;
     static constexpr int RowBytes = Panels * 128 * Rows, ColumnBytes = Panels * 128 * Columns;
-    static constexpr int64_t bytes = 1024 + 2 * RowBytes + Stages * (2 * ColumnBytes + 2 * Columns * 4);
+    static constexpr int64_t bytes =
+        1024 + 2 * RowBytes + Stages * (2 * ColumnBytes + 2 * Columns * 4);
 };
 
 /* The two products of the backward by mma.sync, done on return. */
 struct warp_products {
     /* c = a tile's 16 rows of this warp times the rows of `columns`, over all D. */
     template <class T, int D, int Rows, int Columns>
-    static __device__ __forceinline__ void scores(float (&c)[Columns / 8][4], uint32_t rows, uint32_t columns) {
+    static __device__ __forceinline__ void scores(float (&c)[Columns / 8][4], uint32_t rows,
+                                                  uint32_t columns) {
         int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
 #pragma unroll
         for (int n = 0; n < Columns / 8; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
@@ -71,7 +75,8 @@ struct warp_products {
     }
     /* sum += p times the tile `columns`, its columns from `slice` on. */
     template <class T, int Slice, int Columns>
-    static __device__ __forceinline__ void add(float (&sum)[Slice / 8][4], const uint32_t (&p)[Columns / 16][4],
+    static __device__ __forceinline__ void add(float (&sum)[Slice / 8][4],
+                                               const uint32_t (&p)[Columns / 16][4],
                                                uint32_t columns, int slice) {
 #pragma unroll
         for (int k = 0; k < Columns / 16; k++)
@@ -92,12 +97,13 @@ struct warp_products {
 /* The same by wgmma: in flight until waited for, in the order of their calls. */
 struct warpgroup_products {
     template <class T, int D, int Rows, int Columns>
-    static __device__ __forceinline__ void scores(float (&c)[Columns / 8][4], uint32_t rows, uint32_t columns) {
+    static __device__ __forceinline__ void scores(float (&c)[Columns / 8][4], uint32_t rows,
+                                                  uint32_t columns) {
         wgmma_scores<T, D, Rows, Columns>(c, rows, threadIdx.x / 128 * 64, columns);
     }
     template <class T, int Slice, int Columns>
-    static __device__ __forceinline__ void add(float (&sum)[Slice / 8][4], const uint32_t (&p)[Columns / 16][4],
-                                               uint32_t columns, int) {
+    static __device__ __forceinline__ void
+    add(float (&sum)[Slice / 8][4], const uint32_t (&p)[Columns / 16][4], uint32_t columns, int) {
         wgmma_values<T, Slice, Columns>(sum, p, columns);
     }
     /* Makes the block's copies visible to the products. */
@@ -114,7 +120,8 @@ struct warpgroup_products {
 };
 
 template <class T, int Columns>
-__device__ __forceinline__ void pack_rows(uint32_t (&a)[Columns / 16][4], const float (&c)[Columns / 8][4]) {
+__device__ __forceinline__ void pack_rows(uint32_t (&a)[Columns / 16][4],
+                                          const float (&c)[Columns / 8][4]) {
 #pragma unroll
     for (int k = 0; k < Columns / 16; k++) accumulators_as_a<T>(a[k], c[2 * k], c[2 * k + 1]);
 }
@@ -129,8 +136,10 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         slice = blockIdx.z * Slice;
     sequence_tile tile;
     if (!find_tile(a.cu, a.S, a.N, Rows, blockIdx.x, true, &tile)) return;
-    uint32_t k = (shared_address(memory) + 1023) / 1024 * 1024, v = k + Tiles::RowBytes, columns = v + Tiles::RowBytes;
-    float *statistics = (float *)(memory + (columns + Stages * 2 * Tiles::ColumnBytes - shared_address(memory)));
+    uint32_t k = (shared_address(memory) + 1023) / 1024 * 1024, v = k + Tiles::RowBytes,
+             columns = v + Tiles::RowBytes;
+    float *statistics =
+        (float *)(memory + (columns + Stages * 2 * Tiles::ColumnBytes - shared_address(memory)));
 
     /* Tiles of queries of the group's heads, one after the other. */
     int first = a.causal ? tile.row / Columns : 0,
@@ -139,11 +148,11 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
     auto load_queries = [&](int number, int stage) {
         int h = g * a.group + number / per_head, i0 = (first + number % per_head) * Columns;
         uint32_t q = columns + stage * 2 * Tiles::ColumnBytes;
-        load_tile<D, Columns, 256>(q, threadIdx.x, a.q.row(tile.first + i0, h), a.q.token, tile.length - i0, a.d,
-                  a.aligned);
-        load_tile<D, Columns, 256>(
-            q + Tiles::ColumnBytes, threadIdx.x, a.dy.row(tile.first + i0, h), a.dy.token, tile.length - i0, a.d,
-                  a.aligned);
+        load_tile<D, Columns, 256>(q, threadIdx.x, a.q.row(tile.first + i0, h), a.q.token,
+                                   tile.length - i0, a.d, a.aligned);
+        load_tile<D, Columns, 256>(q + Tiles::ColumnBytes, threadIdx.x,
+                                   a.dy.row(tile.first + i0, h), a.dy.token, tile.length - i0, a.d,
+                                   a.aligned);
         if (threadIdx.x < Columns) {
             int i = i0 + threadIdx.x;
             int64_t at = (int64_t)(tile.first + i) * a.H + h;
@@ -154,10 +163,10 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
                 i < tile.length ? a.delta[at] : 0.0f;
         }
     };
-    load_tile<D, Rows, 256>(k, threadIdx.x, a.k.row(tile.first + tile.row, g), a.k.token, tile.length - tile.row, a.d,
-                  a.aligned);
-    load_tile<D, Rows, 256>(v, threadIdx.x, a.v.row(tile.first + tile.row, g), a.v.token, tile.length - tile.row, a.d,
-                  a.aligned);
+    load_tile<D, Rows, 256>(k, threadIdx.x, a.k.row(tile.first + tile.row, g), a.k.token,
+                            tile.length - tile.row, a.d, a.aligned);
+    load_tile<D, Rows, 256>(v, threadIdx.x, a.v.row(tile.first + tile.row, g), a.v.token,
+                            tile.length - tile.row, a.d, a.aligned);
     load_queries(0, 0);
     copy_commit();
 
@@ -189,14 +198,16 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         for (int n = 0; n < Columns / 8; n++) {
             float2 shift = *(const float2 *)(lse + 8 * n + lane % 4 * 2);
 #pragma unroll
-            for (int e = 0; e < 4; e++) p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, e % 2 ? -shift.y : -shift.x));
+            for (int e = 0; e < 4; e++)
+                p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, e % 2 ? -shift.y : -shift.x));
         }
         if (a.causal && i0 < tile.row + row + 15) {
 #pragma unroll
             for (int n = 0; n < Columns / 8; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    int i = i0 + 8 * n + lane % 4 * 2 + e % 2, j = tile.row + row + lane / 4 + e / 2 * 8;
+                    int i = i0 + 8 * n + lane % 4 * 2 + e % 2,
+                        j = tile.row + row + lane / 4 + e / 2 * 8;
                     if (j > i) p[n][e] = 0;
                 }
         }
@@ -208,7 +219,8 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         for (int n = 0; n < Columns / 8; n++) {
             float2 shift = *(const float2 *)(delta + 8 * n + lane % 4 * 2);
 #pragma unroll
-            for (int e = 0; e < 4; e++) ds[n][e] = p[n][e] * (ds[n][e] - (e % 2 ? shift.y : shift.x));
+            for (int e = 0; e < 4; e++)
+                ds[n][e] = p[n][e] * (ds[n][e] - (e % 2 ? shift.y : shift.x));
         }
         pack_rows<T, Columns>(packed_ds, ds);
         Products::begin();
@@ -216,7 +228,8 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         Products::template wait<0>(dk);
         Products::template wait<0>(dv);
     }
-    /* The results leave through the rows of k and v that only this warp reads; a slice's columns come first there. */
+    /* The results leave through the rows of k and v that only this warp reads; a slice's columns
+     * come first there. */
     __syncthreads();
     float by_scale[2] = {a.scale, a.scale}, by_one[2] = {1, 1};
     auto store = [&](const float(&sum)[Slice / 8][4], const float(&factor)[2], uint32_t through,
@@ -240,20 +253,20 @@ __global__ void __launch_bounds__(256, D > 64 ? 1 : 2) attention_backward_dq(bac
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16, h = blockIdx.y, g = h / a.group;
     sequence_tile tile;
     if (!find_tile(a.cu, a.S, a.N, Rows, blockIdx.x, false, &tile)) return;
-    uint32_t q = (shared_address(memory) + 1023) / 1024 * 1024, dy = q + Tiles::RowBytes, columns = dy + Tiles::RowBytes;
+    uint32_t q = (shared_address(memory) + 1023) / 1024 * 1024, dy = q + Tiles::RowBytes,
+             columns = dy + Tiles::RowBytes;
     int keys = a.causal ? min(tile.length, tile.row + Rows) : tile.length;
     auto load_keys = [&](int j0, int stage) {
         uint32_t k = columns + stage * 2 * Tiles::ColumnBytes;
-        load_tile<D, Columns, 256>(k, threadIdx.x, a.k.row(tile.first + j0, g), a.k.token, keys - j0, a.d,
-                  a.aligned);
-        load_tile<D, Columns, 256>(
-            k + Tiles::ColumnBytes, threadIdx.x, a.v.row(tile.first + j0, g), a.v.token, keys - j0, a.d,
-                  a.aligned);
+        load_tile<D, Columns, 256>(k, threadIdx.x, a.k.row(tile.first + j0, g), a.k.token,
+                                   keys - j0, a.d, a.aligned);
+        load_tile<D, Columns, 256>(k + Tiles::ColumnBytes, threadIdx.x, a.v.row(tile.first + j0, g),
+                                   a.v.token, keys - j0, a.d, a.aligned);
     };
-    load_tile<D, Rows, 256>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token, tile.length - tile.row, a.d,
-                  a.aligned);
-    load_tile<D, Rows, 256>(dy, threadIdx.x, a.dy.row(tile.first + tile.row, h), a.dy.token, tile.length - tile.row, a.d,
-                  a.aligned);
+    load_tile<D, Rows, 256>(q, threadIdx.x, a.q.row(tile.first + tile.row, h), a.q.token,
+                            tile.length - tile.row, a.d, a.aligned);
+    load_tile<D, Rows, 256>(dy, threadIdx.x, a.dy.row(tile.first + tile.row, h), a.dy.token,
+                            tile.length - tile.row, a.d, a.aligned);
     load_keys(0, 0);
     copy_commit();
     float lse[2], delta[2];
@@ -295,7 +308,8 @@ __global__ void __launch_bounds__(256, D > 64 ? 1 : 2) attention_backward_dq(bac
             for (int n = 0; n < Columns / 8; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    int j = j0 + 8 * n + lane % 4 * 2 + e % 2, i = tile.row + row + lane / 4 + e / 2 * 8;
+                    int j = j0 + 8 * n + lane % 4 * 2 + e % 2,
+                        i = tile.row + row + lane / 4 + e / 2 * 8;
                     if (j >= keys || (a.causal && j > i)) p[n][e] = 0;
                 }
         }
@@ -326,7 +340,8 @@ constexpr int64_t backward_f32_bytes() {
     return (int64_t)(4 * TILE_F32 * (D + 4) + 2 * TILE_F32 * PITCH_F32 + 2 * TILE_F32) * 4;
 }
 
-/* Shared memory of both kernels: tiles of the four inputs, p and ds with the block's own rows first, statistics. */
+/* Shared memory of both kernels: tiles of the four inputs, p and ds with the block's own rows
+ * first, statistics. */
 template <int D>
 struct backward_f32_memory {
     float *q, *dy, *k, *v, *p, *ds, *lse, *delta;

@@ -1,11 +1,12 @@
-/* Attention of one new position a sequence over the paged cache, in the bits of the forward's last row.
+/* Attention of one new position a sequence over the paged cache, in the bits of the forward's last
+ * row.
  *
  *   y[b,h] = sum_j p[j] v[j],  p = softmax_j(scale q[b,h] . k[j]),  j < length[b]
  *
- * 16-bit types in two launches that each read their half of the cache once: scores, parallel over keys, to scratch; values,
- * where a warp owns 32 columns of up to 16 heads of a group and takes the keys in the forward's tiles and order, so that no
- * partial results have to be merged. fp32 runs the forward's own rows.
- */
+ * 16-bit types in two launches that each read their half of the cache once: scores, parallel over
+ * keys, to scratch; values, where a warp owns 32 columns of up to 16 heads of a group and takes
+ * the keys in the forward's tiles and order, so that no partial results have to be merged. fp32
+ * runs the forward's own rows. */
 #include "attention.cuh"
 #include "mma.cuh"
 #include "wgmma.cuh"
@@ -15,7 +16,8 @@ struct decode_args {
     head_rows<const T> q, k, v;
     head_rows<T> y;
     const int32_t *page, *length;
-    float *scores; /* by row, block of heads, 8 keys, lane: a lane's part of the fragment, 2 or 4 numbers */
+    /* By row, block of heads, 8 keys, lane: a lane's part of the fragment, 2 or 4 numbers. */
+    float *scores;
     int64_t slots; /* in the cache */
     int H, G, group, d, pages, page_size, capacity;
     float scale; /* as in the forward */
@@ -56,25 +58,31 @@ constexpr int PIECE = 32; /* keys that a warp loads at a time: a lane looks up t
 
 /* A row's slots are below 2^31. */
 template <class T>
-__device__ __forceinline__ int piece_slot(const decode_args<T> &a, int b, int j0, int n, bool note) {
+__device__ __forceinline__ int piece_slot(const decode_args<T> &a, int b, int j0, int n,
+                                          bool note) {
     return (int)a.slot(b, j0 + threadIdx.x % 32, n, note);
 }
 
-/* Columns [column, column + 8 * Chunks) of the piece's rows; `at(r, c)` is where chunk c of row r goes. */
+/* Columns [column, column + 8 * Chunks) of the piece's rows; `at(r, c)` is where chunk c of row r
+ * goes. */
 template <int Chunks, class T, class F>
-__device__ __forceinline__ void load_piece(const head_rows<const T> &x, int slot, int g, int column, int d, bool aligned, F at) {
+__device__ __forceinline__ void load_piece(const head_rows<const T> &x, int slot, int g, int column,
+                                           int d, bool aligned, F at) {
     int lane = threadIdx.x % 32;
     if (aligned) {
 #pragma unroll
         for (int i = 0; i < Chunks; i++) {
-            int r = (lane + 32 * i) / Chunks, c = (lane + 32 * i) % Chunks, row = __shfl_sync(0xffffffffu, slot, r);
+            int r = (lane + 32 * i) / Chunks, c = (lane + 32 * i) % Chunks,
+                row = __shfl_sync(0xffffffffu, slot, r);
             copy_async(at(r, c), x.row(row, g) + column + 8 * c, row >= 0 && column + 8 * c < d);
         }
     } else {
 #pragma unroll 1
         for (int i = 0; i < Chunks; i++) {
-            int r = (lane + 32 * i) / Chunks, c = (lane + 32 * i) % Chunks, row = __shfl_sync(0xffffffffu, slot, r);
-            copy_elements(at(r, c), x.row(row, g) + column + 8 * c, row >= 0 ? d - column - 8 * c : 0);
+            int r = (lane + 32 * i) / Chunks, c = (lane + 32 * i) % Chunks,
+                row = __shfl_sync(0xffffffffu, slot, r);
+            copy_elements(at(r, c), x.row(row, g) + column + 8 * c,
+                          row >= 0 ? d - column - 8 * c : 0);
         }
     }
 }
@@ -96,12 +104,15 @@ __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_scores(decode
     if ((int)blockIdx.x * Warps * PIECE >= n) return;
     uint32_t q = shared_address(memory), k = q + (D + 63) / 64 * 128 * HEADS + warp * 2 * TileBytes;
     int step = gridDim.x * Warps * PIECE, j0 = (blockIdx.x * Warps + warp) * PIECE;
-    float *scores = a.scores + ((int64_t)b * gridDim.y + blockIdx.y) * a.capacity * 8 * Halves + lane * 2 * Halves;
+    float *scores = a.scores + ((int64_t)b * gridDim.y + blockIdx.y) * a.capacity * 8 * Halves +
+                    lane * 2 * Halves;
     auto load_keys = [&](int slot, int stage) {
-        load_piece<D / 8>(a.k, slot, heads.g, 0, a.d, a.aligned,
-                          [&](int r, int c) { return k + stage * TileBytes + tile_at<PIECE>(r, c); });
+        load_piece<D / 8>(a.k, slot, heads.g, 0, a.d, a.aligned, [&](int r, int c) {
+            return k + stage * TileBytes + tile_at<PIECE>(r, c);
+        });
     };
-    load_tile<D, HEADS, DECODE_THREADS>(q, threadIdx.x, a.q.row(b, heads.first), a.q.head, heads.count, a.d, a.aligned);
+    load_tile<D, HEADS, DECODE_THREADS>(q, threadIdx.x, a.q.row(b, heads.first), a.q.head,
+                                        heads.count, a.d, a.aligned);
     copy_commit();
     load_keys(piece_slot(a, b, j0, n, true), 0);
     int next = piece_slot(a, b, j0 + step, n, true);
@@ -143,7 +154,9 @@ __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_scores(decode
 struct value_pieces {
     static constexpr int Stages = 8, Bytes = PIECE * 64, Columns = 32;
     /* Chunk c of 4 of row r: 8 rows in 8 different places of the banks. */
-    static __device__ __forceinline__ uint32_t at(int r, int c) { return r * 64 + (((c ^ r >> 1) & 3) << 4); }
+    static __device__ __forceinline__ uint32_t at(int r, int c) {
+        return r * 64 + (((c ^ r >> 1) & 3) << 4);
+    }
 };
 
 template <class T, int Keys, int Halves>
@@ -151,11 +164,14 @@ __global__ void __launch_bounds__(256) attention_decode_values(decode_args<T> a)
     using Pieces = value_pieces;
     constexpr int Stages = Pieces::Stages;
     extern __shared__ __align__(1024) char memory[];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = warp * Pieces::Columns, b = blockIdx.z, n;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = warp * Pieces::Columns,
+        b = blockIdx.z, n;
     head_group heads(blockIdx.y, a.group);
     if (!a.row_length(b, false, &n)) return;
     uint32_t v = shared_address(memory) + warp * Stages * Pieces::Bytes;
-    const float *scores = a.scores + ((int64_t)b * gridDim.y + blockIdx.y) * a.capacity * 8 * Halves + lane * 2 * Halves;
+    const float *scores = a.scores +
+                          ((int64_t)b * gridDim.y + blockIdx.y) * a.capacity * 8 * Halves +
+                          lane * 2 * Halves;
     auto load_values = [&](int slot, int stage) {
         load_piece<4>(a.v, slot, heads.g, column, a.d, a.aligned,
                       [&](int r, int c) { return v + stage * Pieces::Bytes + Pieces::at(r, c); });
@@ -164,22 +180,25 @@ __global__ void __launch_bounds__(256) attention_decode_values(decode_args<T> a)
     auto load_scores = [&](float(&s)[Keys / 8][4], int j0) {
 #pragma unroll
         for (int m = 0; m < Keys / 8; m++) {
-            vec<float, 2 * Halves> x = {};
-            if (j0 + 8 * m < n) x = *(const vec<float, 2 * Halves> *)(scores + ((int64_t)j0 / 8 + m) * 64 * Halves);
+            vec<float, 2 *Halves> x = {};
+            if (j0 + 8 * m < n)
+                x = *(const vec<float, 2 * Halves> *)(scores + ((int64_t)j0 / 8 + m) * 64 * Halves);
 #pragma unroll
             for (int e = 0; e < 2 * Halves; e++) s[m][e] = x[e];
         }
     };
     for (int i = 0; i < Stages - 1; i++) load_values(piece_slot(a, b, i * PIECE, n, false), i);
     int next_slot = piece_slot(a, b, (Stages - 1) * PIECE, n, false), stage = 0;
-    float next[Keys / 8][4], y[4][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, alpha[2] = {};
+    float next[Keys / 8][4], y[4][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {},
+                             alpha[2] = {};
     load_scores(next, 0);
     for (int j0 = 0; j0 < n; j0 += Keys) {
         float s[Keys / 8][4] = {};
 #pragma unroll
         for (int m = 0; m < Keys / 8; m++)
 #pragma unroll
-            for (int e = 0; e < 2 * Halves; e++) s[m][e] = j0 + 8 * m + lane % 4 * 2 + e % 2 < n ? next[m][e] : -INFINITY;
+            for (int e = 0; e < 2 * Halves; e++)
+                s[m][e] = j0 + 8 * m + lane % 4 * 2 + e % 2 < n ? next[m][e] : -INFINITY;
         load_scores(next, j0 + Keys);
         softmax_step<Halves>(s, a.scale, top, sum, alpha);
 #pragma unroll
@@ -200,7 +219,9 @@ __global__ void __launch_bounds__(256) attention_decode_values(decode_args<T> a)
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
                     uint32_t z[4];
-                    load_matrices_transposed(z, v + stage * Pieces::Bytes + Pieces::at(16 * c + (lane & 15), 2 * m + (lane >> 4)));
+                    load_matrices_transposed(
+                        z, v + stage * Pieces::Bytes +
+                               Pieces::at(16 * c + (lane & 15), 2 * m + (lane >> 4)));
                     product(y[2 * m], x, z[0], z[1], T());
                     product(y[2 * m + 1], x, z[2], z[3], T());
                 }
@@ -266,12 +287,14 @@ template <class T, int D, int Keys, int Halves>
 static lg_status launch_decode(lg_context *ctx, const decode_args<T> &a, int B, int head_tiles) {
     int64_t most = (a.capacity + 4 * PIECE - 1) / (4 * PIECE);
     int64_t wanted = 12 * (int64_t)cuda_num_sms(ctx) / ((int64_t)B * head_tiles) + 1;
-    LG_TRY(launch(ctx, "attention_decode", attention_decode_scores<T, D, Halves>,
-                  dim3((unsigned)(wanted < most ? wanted : most), (unsigned)head_tiles, (unsigned)B), DECODE_THREADS,
-                  decode_scores_bytes<D>(), a));
+    LG_TRY(
+        launch(ctx, "attention_decode", attention_decode_scores<T, D, Halves>,
+               dim3((unsigned)(wanted < most ? wanted : most), (unsigned)head_tiles, (unsigned)B),
+               DECODE_THREADS, decode_scores_bytes<D>(), a));
     int warps = (a.d + value_pieces::Columns - 1) / value_pieces::Columns;
     return launch(ctx, "attention_decode", attention_decode_values<T, Keys, Halves>,
-                  dim3(1, (unsigned)head_tiles, (unsigned)B), 32 * warps, warps * value_pieces::Stages * value_pieces::Bytes, a);
+                  dim3(1, (unsigned)head_tiles, (unsigned)B), 32 * warps,
+                  warps * value_pieces::Stages * value_pieces::Bytes, a);
 }
 
 /* Keys is the forward's tile. Groups of up to 8 heads use half of a fragment's rows. */
@@ -302,8 +325,7 @@ extern "C" lg_status cuda_attention_decode(lg_context *ctx, const lg_tensor *q,
                                            int64_t page_size, double scale, lg_tensor *y) {
     int64_t B = q->shape[0], H = q->shape[1], D = q->shape[2], P = k_cache->shape[0],
             G = k_cache->shape[1];
-    int64_t M = page->shape[1],
-            capacity = (M * page_size + PIECE - 1) / PIECE * PIECE;
+    int64_t M = page->shape[1], capacity = (M * page_size + PIECE - 1) / PIECE * PIECE;
     LG_TRY(check_heads(ctx, "attention_decode", H, G, D));
     if (page_size <= 0)
         return lg_fail(ctx, LG_EINVAL, "attention_decode: page_size is %lld, wanted above 0",

@@ -3,9 +3,8 @@
  *   cache_write  k_cache[slot[n]] = k[n], v_cache[slot[n]] = v[n]
  *   cache_copy   k_cache[to[n]] = k_cache[from[n]], v_cache likewise
  *
- * A thread moves one unit of 16, 8, 4 or 2 bytes, the widest that all rows allow, of keys and of values. A slot outside the
- * cache is noted and its row skipped.
- */
+ * A thread moves one unit of 16, 8, 4 or 2 bytes, the widest that all rows allow, of keys and of
+ * values. A slot outside the cache is noted and its row skipped. */
 #include "common.cuh"
 
 struct cache_args {

@@ -1,8 +1,9 @@
-/* Tensor-core pieces: 16-bit tiles in shared memory, their copies, fragments and products (mma.sync, sm_80 and newer).
+/* Tensor-core pieces: 16-bit tiles in shared memory, their copies, fragments and products
+ * (mma.sync, sm_80 and newer).
  *
- * A tile of R rows lies as panels of 64 columns: [panel][row][64] with the 16-byte chunk c of a row at c ^ (row & 7), which is
- * both free of bank conflicts for ldmatrix and the 128-byte swizzle of wgmma. Tiles are zero outside of their source.
- */
+ * A tile of R rows lies as panels of 64 columns: [panel][row][64] with the 16-byte chunk c of a
+ * row at c ^ (row & 7), which is both free of bank conflicts for ldmatrix and the 128-byte swizzle
+ * of wgmma. Tiles are zero outside of their source. */
 #ifndef LIGER_MMA_CUH
 #define LIGER_MMA_CUH
 
@@ -21,7 +22,9 @@ __device__ __forceinline__ uint32_t tile_at(int row, int chunk) {
 
 /* 16 bytes, or zeros where `valid` is false: then `from` is not read. */
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
 }
 __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -38,24 +41,28 @@ __device__ __forceinline__ void copy_elements(uint32_t to, const T *from, int n)
 #pragma unroll
     for (int e = 0; e < 8; e++)
         if (e < n) word[e / 2] |= (uint32_t) * (const uint16_t *)(from + e) << e % 2 * 16;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word[0]), "r"(word[1]),
+                 "r"(word[2]), "r"(word[3])
                  : "memory");
 }
 
-/* Fills a tile of Rows rows and D columns with rows of d elements, `valid` of them, the rest zeros. `thread` of Threads shares
- * the work; rows that are not aligned to 16 bytes go element by element and are there on return. */
+/* Fills a tile of Rows rows and D columns with rows of d elements, `valid` of them, the rest
+ * zeros. `thread` of Threads shares the work; rows that are not aligned to 16 bytes go element by
+ * element and are there on return. */
 template <int D, int Rows, int Threads, class T>
-__device__ __forceinline__ void load_tile(uint32_t tile, int thread, const T *rows, int64_t stride, int valid, int d,
-                                          bool aligned) {
+__device__ __forceinline__ void load_tile(uint32_t tile, int thread, const T *rows, int64_t stride,
+                                          int valid, int d, bool aligned) {
     constexpr int chunks = D / 8, pass = Threads / chunks;
     if (!aligned) {
 #pragma unroll 1
         for (int at = thread; at < chunks * Rows; at += Threads) {
             int r = at / chunks, c = at % chunks;
-            copy_elements(tile + tile_at<Rows>(r, c), rows + r * stride + c * 8, r < valid ? d - c * 8 : 0);
+            copy_elements(tile + tile_at<Rows>(r, c), rows + r * stride + c * 8,
+                          r < valid ? d - c * 8 : 0);
         }
     } else if constexpr (Threads % chunks == 0 && pass % 8 == 0) {
-        /* A thread's rows are a multiple of 8 apart: their chunks lie in one column of the swizzle. */
+        /* A thread's rows are a multiple of 8 apart: their chunks lie in one column of the
+         * swizzle. */
         int r = thread / chunks, c = thread % chunks;
         const T *from = rows + r * stride + c * 8;
         uint32_t to = tile + tile_at<Rows>(r, c);
@@ -70,7 +77,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, int thread, const T *ro
 #pragma unroll 4
         for (int at = thread; at < chunks * Rows; at += Threads) {
             int r = at / chunks, c = at % chunks;
-            copy_async(tile + tile_at<Rows>(r, c), rows + r * stride + c * 8, r < valid && c * 8 < d);
+            copy_async(tile + tile_at<Rows>(r, c), rows + r * stride + c * 8,
+                       r < valid && c * 8 < d);
         }
     }
 }
@@ -95,13 +103,14 @@ template <int Rows>
 __device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int k, int lane) {
     load_matrices(a, tile + tile_at<Rows>(row + (lane & 15), 2 * k + (lane >> 4)));
 }
-/* B = tile^T: columns n are the tile's rows [row, row + 16), k its columns [16 k, 16 k + 16): two fragments. */
+/* B = tile^T: columns n are the tile's rows [row, row + 16), k its columns [16 k, 16 k + 16): two
+ * fragments. */
 template <int Rows>
 __device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int row, int k, int lane) {
     load_matrices(
         b, tile + tile_at<Rows>(row + (lane & 7) + ((lane >> 4) << 3), 2 * k + ((lane >> 3) & 1)));
 }
-/* B = tile: k is the tile's rows [row, row + 16), n its columns [16 n, 16 n + 16): two fragments. */
+/* B = tile: k is its rows [row, row + 16), n its columns [16 n, 16 n + 16): two fragments. */
 template <int Rows>
 __device__ __forceinline__ void load_b_rows(uint32_t (&b)[4], uint32_t tile, int row, int n,
                                             int lane) {
@@ -142,8 +151,8 @@ __device__ __forceinline__ void accumulators_as_a(uint32_t (&a)[4], const float 
     a[3] = pack(c1[2], c1[3], T());
 }
 
-/* A warp writes 16 rows of accumulators, times factor[half], through its own rows [row, row + 16) of a tile that nobody else
- * reads any more. `target(r)` is where row r of the 16 goes, or NULL. */
+/* A warp writes 16 rows of accumulators, times factor[half], through its own rows [row, row + 16)
+ * of a tile that nobody else reads any more. `target(r)` is where row r of the 16 goes, or NULL. */
 template <class T, int Tiles, int Rows, class F>
 __device__ __forceinline__ void store_rows(const float (&c)[Tiles][4], const float (&factor)[2],
                                            uint32_t tile, int row, int d, bool aligned, int lane,
