@@ -325,7 +325,7 @@ extern "C" lg_status cuda_attention_decode(lg_context *ctx, const lg_tensor *q,
                                            int64_t page_size, double scale, lg_tensor *y) {
     int64_t B = q->shape[0], H = q->shape[1], D = q->shape[2], P = k_cache->shape[0],
             G = k_cache->shape[1];
-    int64_t M = page->shape[1], capacity = (M * page_size + PIECE - 1) / PIECE * PIECE;
+    int64_t M = page->shape[1], capacity = M * page_size / PIECE * PIECE + PIECE;
     LG_TRY(check_heads(ctx, "attention_decode", H, G, D));
     if (page_size <= 0)
         return lg_fail(ctx, LG_EINVAL, "attention_decode: page_size is %lld, wanted above 0",
