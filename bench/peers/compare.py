@@ -3,7 +3,8 @@
     python bench/peers/compare.py --what train --shape tiny --batch 256 --seq 10 --impl compile
     python bench/peers/compare.py --what sample --shape tiny --batch 32 --prompt 6 --seq 70 --impl compile
 
-A turn waits until the other side's threads sleep, since OpenMP threads spin for a while after their work.
+A turn waits until the other side's threads sleep, since OpenMP threads spin for a while after their work, and its first
+repeats do not count: after a pause a processor is slow for some tens of milliseconds.
 """
 import argparse, json, os, statistics, subprocess, sys, time
 
@@ -17,7 +18,8 @@ p.add_argument('--batch', type=int, default=256)
 p.add_argument('--seq', type=int, default=10)
 p.add_argument('--prompt', type=int, default=6)
 p.add_argument('--threads', type=int, default=2)
-p.add_argument('--turns', type=int, default=15)
+p.add_argument('--turns', type=int, default=8)
+p.add_argument('--repeats', type=int, default=8, help='of a turn; the first three do not count')
 p.add_argument('--liger', default=os.path.join(here, '..', '..', 'build', 'liger'))
 a = p.parse_args()
 
@@ -31,9 +33,12 @@ def start(command):
 
 
 def turn(process):
-    process.stdin.write('\n')
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())['tokens_per_s']
+    rates = []
+    for _ in range(a.repeats):
+        process.stdin.write('\n')
+        process.stdin.flush()
+        rates.append(json.loads(process.stdout.readline())['tokens_per_s'])
+    return rates[3:]
 
 
 sides = [start(ours), start(peer)]
@@ -44,7 +49,8 @@ for _ in range(a.turns):
         time.sleep(0.06)
         rate.append(turn(side))
 for side in sides: side.stdin.close()
-for name, rate in zip(['liger', 'torch ' + a.impl], rates):
-    print(f'{name:16s} {statistics.median(rate):10.0f} tokens/s (best {max(rate):.0f})')
-ratio = statistics.median(x / y for x, y in zip(*rates))
-print(f'ratio            {ratio:10.2f} (of medians {statistics.median(rates[0]) / statistics.median(rates[1]):.2f}, of bests {max(rates[0]) / max(rates[1]):.2f})')
+medians = [[statistics.median(t) for t in rate] for rate in rates]
+for name, rate, median in zip(['liger', 'torch ' + a.impl], rates, medians):
+    print(f'{name:16s} {statistics.median(median):10.0f} tokens/s (best {max(map(max, rate)):.0f})')
+ratio = statistics.median(x / y for x, y in zip(*medians))
+print(f'ratio            {ratio:10.2f} (of bests {max(map(max, rates[0])) / max(map(max, rates[1])):.2f})')

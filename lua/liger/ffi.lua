@@ -21,11 +21,11 @@ local function library_path()
   return "libliger.so"
 end
 
--- A thread that waits spins about 50 us, then sleeps: long enough for the Lua between two ops,
+-- A thread that waits spins about 200 us, then sleeps: long enough for the Lua between two ops,
 -- short enough to leave a busy machine's cores to others (libgomp's own default spins 15 ms, 10
 -- times slower there). Read when libgomp is loaded, which is now.
 ffi.cdef("int setenv(const char *name, const char *value, int overwrite);")
-ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0)
+ffi.C.setenv("GOMP_SPINCOUNT", "4000", 0)
 
 local C = ffi.load(library_path())
 if C.lg_abi_hash() ~= abi.hash then
