@@ -119,18 +119,28 @@ function Decoder:init(seed, std)
   return self
 end
 
-local function block(self, b, x, position, cos, sin, attend, i)
+-- Columns of N rows as [N, heads, D]: `count` heads behind `start` of them.
+local function heads_of(x, start, count, D)
+  return x:narrow(2, start * D + 1, count * D):reshape(x.shape[1], count, D)
+end
+
+-- One block. With `last` it gives [K,C]: the rows last.rows of its result alone. Their queries see the
+-- keys and values of all.
+local function block(self, b, x, position, cos, sin, attend, i, last)
   local s = self.shape
-  local N, H, G, D = x.shape[1], s.heads, s.kv_heads, s.head_dim
+  local H, G, D = s.heads, s.kv_heads, s.head_dim
   local qkv = ops.linear((ops.rms_norm(x, b.attention_norm, s.eps)), b.qkv, b.qkv_bias or nil)
-  local q = qkv:narrow(2, 1, H * D):reshape(N, H, D)
-  local k = qkv:narrow(2, H * D + 1, G * D):reshape(N, G, D)
-  local v = qkv:narrow(2, (H + G) * D + 1, G * D):reshape(N, G, D)
+  local k, v = heads_of(qkv, H, G, D), heads_of(qkv, H + G, G, D)
+  local of_q, q_position = qkv, position
+  if last then
+    x, of_q, q_position = ops.embedding(x, last.rows), ops.embedding(qkv, last.rows), last.position
+  end
+  local q = heads_of(of_q, 0, H, D)
   if s.qk_norm then
     q, k = ops.rms_norm(q, b.q_norm, s.eps), ops.rms_norm(k, b.k_norm, s.eps)
   end
-  q, k = ops.rope(q, cos, sin, position), ops.rope(k, cos, sin, position)
-  local y = attend(i, q, k, v):reshape(N, H * D)
+  q, k = ops.rope(q, cos, sin, q_position), ops.rope(k, cos, sin, position)
+  local y = attend(i, q, k, v):reshape(q.shape[1], H * D)
   x = ops.add(x, ops.linear(y, b.out, b.out_bias or nil))
   local gate_up = ops.linear((ops.rms_norm(x, b.mlp_norm, s.eps)), b.gate_up, b.gate_up_bias or nil)
   local gate, up = gate_up:narrow(2, 1, s.intermediate), gate_up:narrow(
@@ -145,8 +155,10 @@ end
 ---@param length integer         more than the largest position
 ---@param attend fun(layer: integer, q: liger.Tensor, k: liger.Tensor, v: liger.Tensor):
 ---   liger.Tensor  [N,H,D] of [N,H,D], [N,G,D] twice
----@return liger.Tensor hidden   [N,C]
-function Decoder:forward(ids, position, length, attend)
+---@param last? table            rows [K] i32 and their position [K] i32: only these are wanted. The
+---   last layer's q and its result are then [K,H,D]
+---@return liger.Tensor hidden   [N,C], or [K,C]
+function Decoder:forward(ids, position, length, attend, last)
   local w = self.weights
   local cos, sin = rope.tables(self.rope, length, self.dtype == "f64" and "f64" or "f32")
   local x = ops.embedding(w.embed, ids)
@@ -154,7 +166,7 @@ function Decoder:forward(ids, position, length, attend)
     if self.checkpointing and autograd.state.recording then
       x = autograd.checkpoint(block, self, b, x, position, cos, sin, attend, i)
     else
-      x = block(self, b, x, position, cos, sin, attend, i)
+      x = block(self, b, x, position, cos, sin, attend, i, i == #w.blocks and last or nil)
     end
   end
   return (ops.rms_norm(x, w.norm, self.shape.eps))

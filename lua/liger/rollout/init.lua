@@ -126,19 +126,43 @@ local function logits(self, hidden)
   )
 end
 
--- The slots of a prompt's tokens on its pages.
-local function slots_of(pages, from, to)
-  local slots = {}
-  for t = from, to do
-    slots[#slots + 1] = pages[math.floor(t / PAGE) + 1] * PAGE + t % PAGE
+-- Row i (from 0) of a page table.
+local function put_pages(page_data, widest, i, pages)
+  for p = 0, widest - 1 do
+    page_data[i * widest + p] = pages[p + 1] or 0
   end
-  return slots
+end
+
+-- For prompts and the pages they will lie on: `slot`, the place of each token in the cache; `last`,
+-- each prompt's last row and its position; `page` and `length` for their attention.
+local function prefill_tensors(prompts, pages, num_tokens)
+  local S, widest = #prompts, 1
+  for i = 1, S do
+    widest = math.max(widest, #pages[i])
+  end
+  local slot, page = Tensor.stage({ num_tokens }, "i32"), Tensor.stage({ S, widest }, "i32")
+  local last = { rows = Tensor.stage({ S }, "i32"), position = Tensor.stage({ S }, "i32") }
+  local length = Tensor.stage({ S }, "i32")
+  local slot_data, page_data, length_data = slot:data(), page:data(), length:data()
+  local row_data, position_data = last.rows:data(), last.position:data()
+  local at = 0
+  for i = 1, S do
+    local own, n = pages[i], #prompts[i]
+    for t = 0, n - 1 do
+      slot_data[at + t] = own[math.floor(t / PAGE) + 1] * PAGE + t % PAGE
+    end
+    at = at + n
+    row_data[i - 1], position_data[i - 1], length_data[i - 1] = at - 1, n - 1, n
+    put_pages(page_data, widest, i - 1, own)
+  end
+  return slot, last, page, length
 end
 
 -- The rows of a prompt's group: the first owns the pages the prompt was written to, the others
--- share the full ones and get copies of the rest.
-local function group_rows(self, prompt, index, pages, from, to)
-  local rows, full = {}, math.floor(#prompt / PAGE)
+-- share the full ones and get copies of the rest. Adds them to `rows`, the copies' slots to `from`
+-- and `to`.
+local function group_rows(self, prompt, index, pages, rows, from, to)
+  local full = math.floor(#prompt / PAGE)
   for g = 1, self.options.group do
     local own = {}
     for i = 1, full do
@@ -157,7 +181,7 @@ local function group_rows(self, prompt, index, pages, from, to)
       end
     end
     local at = (index - 1) * self.options.group + g
-    rows[g] = {
+    rows[#rows + 1] = {
       index = at,
       number = self.options.first_sequence + at - 1,
       pages = own,
@@ -166,7 +190,6 @@ local function group_rows(self, prompt, index, pages, from, to)
       result = self.results[at],
     }
   end
-  return rows
 end
 
 -- Runs waiting prompts through the model, as many as pages and PREFILL_TOKENS allow, and draws
@@ -188,45 +211,41 @@ local function admit(self)
     return
   end
   local scope = memory.open_scope()
-  local batch = self.pack(prompts)
-  local slots, rows, last, from, to = {}, {}, {}, {}, {}
-  local at = 0
+  local pages, rows, from, to = {}, {}, {}, {}
   for i, prompt in ipairs(prompts) do
-    local pages = {}
+    pages[i] = {}
     for p = 1, pages_for(#prompt) do
-      pages[p] = self.cache:take()
+      pages[i][p] = self.cache:take()
     end
-    for _, slot in ipairs(slots_of(pages, 0, #prompt - 1)) do
-      slots[#slots + 1] = slot
-    end
-    at = at + #prompt
-    for _, row in ipairs(group_rows(self, prompt, first + i - 1, pages, from, to)) do
-      rows[#rows + 1] = row
-      last[#last + 1] = at - 1
-    end
+    group_rows(self, prompt, first + i - 1, pages[i], rows, from, to)
   end
-  local cache, slot, scale = self.cache, i32(slots), self.model.shape.head_dim ^ -0.5
+  local batch = self.pack(prompts)
+  local slot, last, page, length = prefill_tensors(prompts, pages, batch.num_tokens)
+  local cache, scale = self.cache, self.model.shape.head_dim ^ -0.5
+  -- The last layer's queries are the prompts' last ones alone.
   local function attend(layer, q, k, v)
-    ops.cache_write(k, v, slot, cache.k[layer], cache.v[layer])
+    local k_cache, v_cache = cache.k[layer], cache.v[layer]
+    ops.cache_write(k, v, slot, k_cache, v_cache)
+    if layer == #cache.k then
+      return ops.attention_decode(q, k_cache, v_cache, page, length, PAGE, scale)
+    end
     return (ops.attention(q, k, v, batch.cu_seqlens, scale, true))
   end
-  local hidden = self.model:forward(batch.ids, batch.position, batch.max_length, attend)
+  local hidden = self.model:forward(batch.ids, batch.position, batch.max_length, attend, last)
   if #from > 0 then
     local from_slot, to_slot = i32(from), i32(to)
     for layer = 1, #cache.k do
       ops.cache_copy(from_slot, to_slot, cache.k[layer], cache.v[layer])
     end
   end
-  -- The last hidden state once a prompt, its logits once a completion.
-  local ends, of_prompt = {}, {}
-  for i = 1, #last do
-    if #ends == 0 or ends[#ends] ~= last[i] then
-      ends[#ends + 1] = last[i]
+  -- Logits once a prompt, then a row of them each completion.
+  local z = logits(self, hidden)
+  local group = self.options.group
+  if group > 1 then
+    local of_prompt = {}
+    for i = 1, #rows do
+      of_prompt[i] = math.floor((i - 1) / group)
     end
-    of_prompt[i] = #ends - 1
-  end
-  local z = logits(self, ops.embedding(hidden, i32(ends)))
-  if #of_prompt > #ends then
     z = ops.embedding(z, i32(of_prompt))
   end
   sample(self, z, rows)
@@ -281,9 +300,7 @@ local function decode(self)
     local pages = row.pages
     id_data[i], position_data[i], length_data[i] = row.last, at, at + 1
     slot_data[i] = pages[#pages] * PAGE + at % PAGE
-    for p = 0, widest - 1 do
-      page_data[i * widest + p] = pages[p + 1] or 0
-    end
+    put_pages(page_data, widest, i, pages)
     row.length = at + 1
   end
   local cache, scale = self.cache, self.model.shape.head_dim ^ -0.5
