@@ -153,6 +153,42 @@ static lg_status timer_stop(lg_context *ctx, double *seconds) {
     return LG_OK;
 }
 
+/* ---- graphs ---- */
+
+/* A recording that an error left open is thrown away. */
+static lg_status graph_begin(lg_context *ctx) {
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    cudaStreamIsCapturing(cuda_stream(ctx), &capturing);
+    if (capturing != cudaStreamCaptureStatusNone) {
+        cudaGraph_t old = NULL;
+        cudaStreamEndCapture(cuda_stream(ctx), &old);
+        if (old) cudaGraphDestroy(old);
+        cudaGetLastError();
+    }
+    return cuda_check(ctx, "graph",
+                      cudaStreamBeginCapture(cuda_stream(ctx), cudaStreamCaptureModeThreadLocal));
+}
+
+static lg_status graph_end(lg_context *ctx, void **state) {
+    cudaGraph_t graph = NULL;
+    LG_TRY(cuda_check(ctx, "graph", cudaStreamEndCapture(cuda_stream(ctx), &graph)));
+    cudaGraphExec_t executable = NULL;
+    cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    LG_TRY(cuda_check(ctx, "graph", status));
+    *state = executable;
+    return LG_OK;
+}
+
+static lg_status graph_launch(lg_context *ctx, void *state) {
+    return cuda_check(ctx, "graph", cudaGraphLaunch((cudaGraphExec_t)state, cuda_stream(ctx)));
+}
+
+static void graph_free(lg_context *ctx, void *state) {
+    cudaStreamSynchronize(cuda_stream(ctx));
+    if (cudaGraphExecDestroy((cudaGraphExec_t)state) != cudaSuccess) cudaGetLastError();
+}
+
 static void device_close(lg_context *ctx) {
     cuda_state *s = state_of(ctx);
     if (!s) return;
@@ -174,8 +210,9 @@ static void device_close(lg_context *ctx) {
 }
 
 static const lg_device functions = {
-    describe,    device_alloc, device_free, device_upload, device_download,
-    device_sync, timer_start,  timer_stop,  device_close,
+    describe,     device_alloc, device_free,  device_upload, device_download,
+    device_sync,  timer_start,  timer_stop,   graph_begin,   graph_end,
+    graph_launch, graph_free,   device_close,
 };
 
 /* ---- opening ---- */

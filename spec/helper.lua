@@ -293,7 +293,7 @@ function M.read_tensors(path)
     end
     local y = Tensor.stage(shape, assert(dtype_name[entry.dtype], path .. ": dtype"))
     local host = ffi.new("lg_tensor", y.raw)
-    host.data = y:data()
+    host.data, host.device = y:data(), C.LG_CPU
     lib.check(C.lg_file_read(lib.ctx, file, i, host))
     tensors[ffi.string(entry.name)] = y
   end

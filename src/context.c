@@ -89,9 +89,7 @@ lg_status lg_sync(lg_context *ctx) {
     return ctx->device->sync(ctx);
 }
 
-lg_status lg_timer_start(lg_context *ctx) {
-    return ctx->device->timer_start(ctx);
-}
+lg_status lg_timer_start(lg_context *ctx) { return ctx->device->timer_start(ctx); }
 
 lg_status lg_timer_stop(lg_context *ctx, double *seconds) {
     return ctx->device->timer_stop(ctx, seconds);

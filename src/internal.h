@@ -52,6 +52,11 @@ typedef struct lg_device {
     lg_status (*sync)(lg_context *ctx);
     lg_status (*timer_start)(lg_context *ctx);
     lg_status (*timer_stop)(lg_context *ctx, double *seconds);
+    /* NULL where the device cannot record. */
+    lg_status (*graph_begin)(lg_context *ctx);
+    lg_status (*graph_end)(lg_context *ctx, void **state);
+    lg_status (*graph_launch)(lg_context *ctx, void *state);
+    void (*graph_free)(lg_context *ctx, void *state);
     void (*close)(lg_context *ctx);
 } lg_device;
 

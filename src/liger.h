@@ -111,6 +111,21 @@ void lg_unpark(lg_block *block);
 lg_status lg_upload(lg_context *ctx, const void *host, lg_tensor *y);
 lg_status lg_download(lg_context *ctx, const lg_tensor *x, void *host);
 
+/* A recorded run of operators, replayed by one call. Between begin and end operators are recorded and not run; they must
+ * not wait, and the memory they touch must stay where it is for as long as the graph lives, but for scratch, which the
+ * graph keeps itself. LG_EUNSUPPORTED where the device has no such thing. */
+typedef struct lg_graph {
+    lg_context *ctx;
+    void *state;   /* the device's */
+    void *scratch; /* blocks of working memory that the recorded operators use */
+} lg_graph;
+
+lg_status lg_graph_begin(lg_context *ctx);
+/* Ends the recording in any case; *graph is NULL on failure. */
+lg_status lg_graph_end(lg_context *ctx, lg_graph **graph);
+lg_status lg_graph_launch(lg_graph *graph);
+void lg_graph_free(lg_graph *graph);
+
 int64_t lg_dtype_bytes(int32_t dtype);
 const char *lg_dtype_name(int32_t dtype);
 

@@ -200,3 +200,47 @@ void lg_scratch_end(lg_context *ctx) {
     }
     kept->used = 0;
 }
+
+/* ---- graphs ---- */
+
+static void free_scratch(lg_context *ctx, lg_scratch_block *block) {
+    while (block) {
+        lg_scratch_block *older = block->older;
+        ctx->stats.scratch_bytes -= (double)block->bytes;
+        ctx->device->free(ctx, block->data);
+        free(block);
+        block = older;
+    }
+}
+
+lg_status lg_graph_begin(lg_context *ctx) {
+    if (!ctx->device->graph_begin)
+        return lg_fail(ctx, LG_EUNSUPPORTED, "graph: the CPU records none");
+    return ctx->device->graph_begin(ctx);
+}
+
+/* What the recorded operators used as scratch stays theirs: the context starts anew. */
+lg_status lg_graph_end(lg_context *ctx, lg_graph **graph) {
+    void *state = NULL;
+    *graph = NULL;
+    LG_TRY(ctx->device->graph_end(ctx, &state));
+    *graph = malloc(sizeof **graph);
+    if (!*graph) {
+        ctx->device->graph_free(ctx, state);
+        return lg_fail(ctx, LG_ENOMEM, "graph: no memory");
+    }
+    **graph = (lg_graph){ctx, state, ctx->scratch};
+    ctx->scratch = NULL;
+    return LG_OK;
+}
+
+lg_status lg_graph_launch(lg_graph *graph) {
+    return graph->ctx->device->graph_launch(graph->ctx, graph->state);
+}
+
+void lg_graph_free(lg_graph *graph) {
+    if (!graph) return;
+    graph->ctx->device->graph_free(graph->ctx, graph->state);
+    free_scratch(graph->ctx, graph->scratch);
+    free(graph);
+}

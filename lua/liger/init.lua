@@ -22,6 +22,7 @@ local FUNCTIONS = {
   checkpoint = { "liger.autograd", "checkpoint" },
   config = { "liger.train.config", "new" },
   empty = { "liger.tensor", "empty" },
+  graph = { "liger.graph", "new" },
   from_config = { "liger.model", "from_config" },
   full = { "liger.fn", "full" },
   generate = { "liger.rollout", "generate" },

@@ -16,6 +16,7 @@ local pool = {} -- parked blocks by size
 local parked_bytes = 0
 local scope -- the innermost open scope: { n = count, outer = scope, storages = weak list }
 local weak = { __mode = "v" }
+local recorded -- blocks released while a graph is recorded: theirs, not the pool's
 
 ---@class liger.Storage
 ---@field block ffi.cdata*|nil  nil once released, and for memory that someone else owns
@@ -65,7 +66,7 @@ function M.alloc(bytes)
     parked_bytes = parked_bytes - bytes
     C.lg_unpark(block)
   else
-    if stats.live_bytes + bytes > limit then
+    if stats.live_bytes + bytes > limit and not recorded then
       collect()
     end
     if parked_bytes > stats.live_bytes + HEADROOM then
@@ -104,6 +105,11 @@ function M.release(storage)
     return
   end
   storage.block = nil
+  if recorded then
+    recorded[#recorded + 1] = block
+    storage.dead = true
+    return
+  end
   storage.dead = true
   C.lg_park(block)
   local list = pool[storage.bytes]
@@ -176,9 +182,33 @@ end
 
 --- Closes every open scope, after an error left some open.
 function M.reset()
+  recorded = nil
+  collectgarbage("restart")
   while scope do
     M.close_scope(scope)
   end
+end
+
+--- Opens a scope whose memory will belong to a recording: nothing of it goes back to the pool, and
+--- Lua collects nothing meanwhile, since a free would be recorded too.
+---@return table scope
+function M.open_recording()
+  collectgarbage("stop")
+  recorded = {}
+  scope = { n = 0, outer = scope, storages = {} }
+  return scope
+end
+
+--- Closes a recording's scope.
+---@return table kept  everything that was allocated in it: alive as long as this is
+function M.close_recording(closing)
+  local kept = { storages = closing.storages, blocks = recorded }
+  for i = 1, closing.n do
+    closing.storages[i].kept = true
+  end
+  scope, recorded = closing.outer, nil
+  collectgarbage("restart")
+  return kept
 end
 
 --- True while a scope is open.
