@@ -3,6 +3,7 @@
 #include "context.h"
 
 #include <dlfcn.h>
+#include <glob.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,42 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+
+/* Loads CUDA's libraries from where the system keeps them or a Python environment does, when the
+ * loader does not find them by itself: a library that is loaded satisfies what needs its name. */
+static void load_cuda_libraries(void) {
+    static const char *const names[] = {"libcudart.so.13", "libcublasLt.so.13"};
+    const char *home = getenv("HOME"), *environment = getenv("VIRTUAL_ENV"),
+               *conda = getenv("CONDA_PREFIX");
+    const struct {
+        const char *root, *rest;
+    } places[] = {
+        {"", "/usr/local/cuda*/lib64/"},
+        {"", "/usr/lib/x86_64-linux-gnu/"},
+        {environment, "/lib/python3*/site-packages/nvidia/*/lib/"},
+        {conda, "/lib/"},
+        {conda, "/lib/python3*/site-packages/nvidia/*/lib/"},
+        {home, "/.local/lib/python3*/site-packages/nvidia/*/lib/"},
+        {"", "/usr/local/lib/python3*/dist-packages/nvidia/*/lib/"},
+        {"", "/usr/lib/python3*/site-packages/nvidia/*/lib/"},
+        {"", "/opt/*/lib/python3*/site-packages/nvidia/*/lib/"},
+        {"", "/opt/*/.venv/lib/python3*/site-packages/nvidia/*/lib/"},
+    };
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        bool loaded = dlopen(names[n], RTLD_NOW | RTLD_GLOBAL) != NULL;
+        for (size_t p = 0; !loaded && p < sizeof places / sizeof *places; p++) {
+            char pattern[1024];
+            glob_t found;
+            if (!places[p].root) continue;
+            snprintf(pattern, sizeof pattern, "%s%s%s", places[p].root, places[p].rest, names[n]);
+            if (glob(pattern, 0, NULL, &found) == 0) {
+                for (size_t i = 0; !loaded && i < found.gl_pathc; i++)
+                    loaded = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_GLOBAL) != NULL;
+                globfree(&found);
+            }
+        }
+    }
+}
 
 /* libliger_cuda.so lies beside the library that holds this function. */
 static lg_status open_cuda(lg_context *ctx, int32_t device) {
@@ -22,6 +59,7 @@ static lg_status open_cuda(lg_context *ctx, int32_t device) {
             snprintf(path, sizeof path, "%.*s/libliger_cuda.so", (int)(slash - info.dli_fname),
                      info.dli_fname);
     }
+    load_cuda_libraries();
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return lg_fail(ctx, LG_EDEVICE, "cuda: cannot open the CUDA backend: %s", dlerror());
