@@ -30,20 +30,26 @@ static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
     return ws;
 }
 
-/* s becomes exp(s - max); returns the sum, and the maximum in *max. s has room for n rounded up
- * to 16. */
+/* s becomes exp(s - max), then zeros up to a multiple of 16; returns the sum, and the maximum in
+ * *max. */
 static double exponentials(float *s, int64_t n, float *max) {
-    const int64_t end = round_up16(n);
+    if (n <= VEC_LANES) { /* what the loops below come to */
+        const f32x16 x = load16_part(s, n, -INFINITY);
+        *max = max_lanes(x);
+        const f32x16 p = exp16_negative(x - *max);
+        store16(s, p);
+        return sum_lanes(p);
+    }
     double sum = 0;
-    for (int64_t j = n; j < end; j++) s[j] = -INFINITY;
-    *max = max_f32(s, end);
-    for (int64_t j0 = 0; j0 < end; j0 += VEC_BLOCK) {
-        const int64_t stop = end - j0 < VEC_BLOCK ? end : j0 + VEC_BLOCK;
+    *max = max_f32(s, n);
+    for (int64_t j0 = 0; j0 < n; j0 += VEC_BLOCK) {
+        const int64_t stop = n - j0 < VEC_BLOCK ? n : j0 + VEC_BLOCK;
         f32x16 lanes[4] = {{0}};
         for (int64_t j = j0; j < stop; j += 4 * VEC_LANES)
             for (int u = 0; u < 4; u++) {
                 if (j + u * VEC_LANES >= stop) break;
-                const f32x16 p = exp16_negative(load16(s + j + u * VEC_LANES) - *max);
+                const f32x16 x = load16_at(s, j + u * VEC_LANES, n, -INFINITY);
+                const f32x16 p = exp16_negative(x - *max);
                 store16(s + j + u * VEC_LANES, p);
                 lanes[u] += p;
             }
@@ -202,7 +208,8 @@ lg_status cpu_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k,
             task[t][0] = (int32_t)s;
             task[t][1] = (int32_t)b;
         }
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    const int64_t chunk = chunk_of(num_blocks * G, threads);
+#pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < num_blocks * G; t++) {
         const int32_t *block = task[t / G];
         const workspace ws = workspace_at((float *)memory + thread_index() * floats, longest, D);
@@ -257,7 +264,8 @@ lg_status cpu_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_ten
     const int64_t bytes = f64 ? longest * 8 : workspace_floats(longest, D) * 4;
     void *memory;
     LG_TRY(lg_scratch(ctx, threads * bytes, &memory));
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    const int64_t chunk = chunk_of(B * G, threads);
+#pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < B * G; t++) {
         const int64_t b = t / G, g = t % G, num_keys = ((const int32_t *)length->data)[b];
         char *mine = (char *)memory + thread_index() * bytes;

@@ -40,9 +40,8 @@ static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
  * of `width` keys count, and width may be rounded up to 16. */
 static void row_backward(float *p, float *ds, int64_t n, int64_t width, float lse, float delta,
                          float scale) {
-    for (int64_t j = n; j < round_up16(n); j++) p[j] = -INFINITY;
     for (int64_t j = 0; j < n; j += VEC_LANES) {
-        const f32x16 e = exp16_negative(load16(p + j) - lse);
+        const f32x16 e = exp16_negative(load16_at(p, j, n, -INFINITY) - lse);
         store16(p + j, e);
         store16(ds + j, e * scale * (load16(ds + j) - delta));
     }
@@ -150,7 +149,8 @@ lg_status cpu_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_
     const int64_t floats = workspace_floats(longest, D);
     void *memory;
     LG_TRY(lg_scratch(ctx, threads * floats * 4, &memory));
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    const int64_t chunk = chunk_of(S * G, threads);
+#pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < S * G; t++) {
         const int64_t first = cu[t / G], T = cu[t / G + 1] - first;
         const workspace ws = workspace_at((float *)memory + thread_index() * floats, longest, D);

@@ -4,10 +4,7 @@
 
 /* n <= 16 elements of a row, then zeros. */
 VEC_INLINE f32x16 load_lanes(const head_rows *rows, int64_t offset, int64_t n) {
-    if (rows->dtype == LG_F32) {
-        const float *x = (const float *)rows->data + offset;
-        return n == VEC_LANES ? load16(x) : load16_part(x, n, 0.0f);
-    }
+    if (rows->dtype == LG_F32) return load16_part((const float *)rows->data + offset, n, 0.0f);
     const uint16_t *x = (const uint16_t *)rows->data + offset;
     float lane[VEC_LANES] = {0};
     if (n == VEC_LANES)
@@ -41,23 +38,40 @@ VEC_INLINE void transpose16(f32x16 v[16]) {
     SWAP_BLOCKS(v, 1);
 }
 
+/* How many of n rows from j on lie one stride apart. */
+static int64_t run_length(const head_rows *rows, int64_t j, int64_t n) {
+    const int64_t run = rows->page ? rows->page_size - j % rows->page_size : n;
+    return run < n ? run : n;
+}
+
 void pack_rows(const head_rows *rows, int64_t j0, int64_t n, int64_t D, float *out) {
-    for (int64_t j = j0; j < j0 + n; j++) {
-        const int64_t offset = head_row(rows, j);
-        for (int64_t d = 0; d < D; d += VEC_LANES, out += VEC_LANES)
-            store16(out, load_lanes(rows, offset + d, D - d < VEC_LANES ? D - d : VEC_LANES));
+    for (int64_t j = j0, run; j < j0 + n; j += run) {
+        int64_t offset = head_row(rows, j);
+        run = run_length(rows, j, j0 + n - j);
+        for (int64_t i = 0; i < run; i++, offset += rows->stride)
+            for (int64_t d = 0; d < D; d += VEC_LANES, out += VEC_LANES)
+                store16(out, load_lanes(rows, offset + d, D - d < VEC_LANES ? D - d : VEC_LANES));
     }
 }
 
 void pack_panels(const head_rows *rows, int64_t n, int64_t D, float *out) {
     for (int64_t j0 = 0; j0 < n; j0 += VEC_LANES) {
         const int64_t num = n - j0 < VEC_LANES ? n - j0 : VEC_LANES;
-        int64_t offset[VEC_LANES];
-        for (int64_t j = 0; j < num; j++) offset[j] = head_row(rows, j0 + j);
+        int64_t offset[VEC_LANES] = {0}, lanes[VEC_LANES] = {0};
+        for (int64_t j = 0, run; j < num; j += run) {
+            const int64_t start = head_row(rows, j0 + j);
+            run = run_length(rows, j0 + j, num - j);
+            for (int64_t i = 0; i < run; i++) offset[j + i] = start + i * rows->stride;
+        }
         for (int64_t d = 0; d < D; d += VEC_LANES, out += VEC_LANES * VEC_LANES) {
-            const int64_t width = D - d < VEC_LANES ? D - d : VEC_LANES;
-            f32x16 v[VEC_LANES] = {{0}};
-            for (int64_t j = 0; j < num; j++) v[j] = load_lanes(rows, offset[j] + d, width);
+            for (int64_t j = 0; j < num; j++) lanes[j] = D - d < VEC_LANES ? D - d : VEC_LANES;
+            f32x16 v[VEC_LANES];
+            if (rows->dtype == LG_F32)
+                for (int j = 0; j < VEC_LANES; j++)
+                    v[j] = load16_part((const float *)rows->data + offset[j] + d, lanes[j], 0.0f);
+            else
+                for (int j = 0; j < VEC_LANES; j++)
+                    v[j] = load_lanes(rows, offset[j] + d, lanes[j]);
             transpose16(v);
             for (int i = 0; i < VEC_LANES; i++) store16(out + i * VEC_LANES, v[i]);
         }

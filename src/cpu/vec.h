@@ -32,6 +32,7 @@ VEC_INLINE f32x16 load16_part(const float *x, int64_t n, float fill) {
 #if defined(__AVX512F__)
     return (f32x16)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << n) - 1), x);
 #else
+    if (n == VEC_LANES) return load16(x);
     float lane[VEC_LANES];
     for (int l = 0; l < VEC_LANES; l++) lane[l] = fill;
     memcpy(lane, x, (size_t)n * sizeof(float));
