@@ -324,7 +324,7 @@ describe("memory", function()
   it("says what was wanted when there is none", function()
     helper.raises(function()
       Tensor.empty({ 2 ^ 20, 2 ^ 29 }, "u8")
-    end, "out of memory: wanted 536870912.0 MiB with ", " MiB live; use smaller batches")
+    end, "out of memory: a tensor wanted 536870912.0 MiB with ", " MiB live (", "micro_tokens")
   end)
 
   it("does not release what someone else owns", function()

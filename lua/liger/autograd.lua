@@ -293,6 +293,7 @@ target = function(edge)
       return leaf.grad, true
     end
     leaf.grad = Tensor.empty(leaf.shape, grad_dtype(leaf.dtype)):keep()
+    memory.claim(leaf.grad.storage, "gradients")
     return leaf.grad, false
   elseif edge.base then
     return view_target(edge)

@@ -14,6 +14,8 @@ local HEADROOM = 32 * MIB -- bytes that may pile up unreachable before a collect
 local limit = HEADROOM -- live bytes at which Lua collects
 local pool = {} -- parked blocks by size
 local parked_bytes = 0
+local most = 0 -- the most live bytes that an allocation has made
+local owners = setmetatable({}, { __mode = "k" }) -- storage -> what it is for, where that is known
 local scope -- the innermost open scope: { n = count, outer = scope, storages = weak list }
 local weak = { __mode = "v" }
 local recorded -- blocks released while a graph is recorded: theirs, not the pool's
@@ -54,6 +56,57 @@ local function collect()
   limit = math.max(HEADROOM, stats.live_bytes * 1.4 + HEADROOM)
 end
 
+--- Says what a storage is for: "weights", "gradients", "optimiser" or "KV cache". What nobody
+--- claims counts as activations.
+---@param storage liger.Storage
+---@param owner string
+function M.claim(storage, owner)
+  owners[storage] = owner
+end
+
+--- Live bytes by owner.
+---@return table<string, number>
+function M.by_owner()
+  local sums = { activations = stats.live_bytes }
+  for storage, owner in pairs(owners) do
+    if storage.block then
+      sums[owner] = (sums[owner] or 0) + storage.bytes
+      sums.activations = sums.activations - storage.bytes
+    end
+  end
+  sums.scratch = stats.scratch_bytes
+  return sums
+end
+
+-- The operator that asks, from the names of the generated functions.
+local function asking_op()
+  for level = 3, 20 do
+    local info = debug.getinfo(level, "S")
+    local name = info and info.source:match("^=ops%.(.+)$")
+    if name or not info then
+      return name
+    end
+  end
+end
+
+--- The text of an allocation that failed: who asked, what lives, what would fit.
+---@param bytes integer
+---@return string
+function M.shortage(bytes)
+  local sums, parts = M.by_owner(), {}
+  for _, owner in ipairs({
+    "weights", "gradients", "optimiser", "activations", "KV cache", "scratch",
+  }) do
+    if (sums[owner] or 0) > 0 then
+      parts[#parts + 1] = ("%s %.1f"):format(owner, sums[owner] / MIB)
+    end
+  end
+  return ("out of memory: %s wanted %.1f MiB with %.1f MiB live (%s MiB); what would fit: fewer "
+    .. "tokens at once (micro_tokens, batch_size), gradient_checkpointing, or --dtype bf16"):format(
+    asking_op() or "a tensor", bytes / MIB, stats.live_bytes / MIB, table.concat(parts, ", ")
+  )
+end
+
 --- A storage of at least `bytes`, not initialised.
 ---@param bytes integer
 ---@return liger.Storage
@@ -69,7 +122,9 @@ function M.alloc(bytes)
     if stats.live_bytes + bytes > limit and not recorded then
       collect()
     end
-    if parked_bytes > stats.live_bytes + HEADROOM then
+    most = math.max(most, stats.live_bytes + bytes)
+    -- A step's blocks lie parked between steps: together with what lives, as much as once lived.
+    if parked_bytes + stats.live_bytes > 1.25 * most + HEADROOM then
       M.trim()
     end
     block = C.lg_alloc(ctx, bytes)
@@ -79,12 +134,7 @@ function M.alloc(bytes)
       block = C.lg_alloc(ctx, bytes)
     end
     if block == nil then
-      lib.raise(
-        ("out of memory: wanted %.1f MiB with %.1f MiB live; use smaller batches"):format(
-          bytes / MIB,
-          stats.live_bytes / MIB
-        )
-      )
+      lib.raise(M.shortage(bytes))
     end
     block = ffi.gc(block, C.lg_free)
   end

@@ -4,6 +4,7 @@
 local autograd = require("liger.autograd")
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
+local memory = require("liger.memory")
 local ops = require("liger.ops")
 local pack = require("liger.nn.pack")
 local rope = require("liger.nn.rope")
@@ -28,6 +29,7 @@ local M = {}
 
 local function add(self, name, shape, parts)
   local tensor = Tensor.empty(shape, self.dtype):keep():requires_grad_()
+  memory.claim(tensor.storage, "weights")
   self.list[#self.list + 1] = {
     name = name, tensor = tensor, parts = parts or { { name, 1, shape[1] } },
   }

@@ -1,6 +1,7 @@
 -- The paged key/value cache: a tensor pair a layer, pages handed out from a free list and counted,
 -- since the sequences of one prompt share its full pages.
 local lib = require("liger.ffi")
+local memory = require("liger.memory")
 local Tensor = require("liger.tensor")
 
 local Cache = {}
@@ -17,6 +18,8 @@ function M.new(shape, dtype, pages)
   local size = { pages * M.page_size, shape.kv_heads, shape.head_dim }
   for i = 1, shape.layers do
     self.k[i], self.v[i] = Tensor.empty(size, dtype), Tensor.empty(size, dtype)
+    memory.claim(self.k[i].storage, "KV cache")
+    memory.claim(self.v[i].storage, "KV cache")
   end
   -- The lowest page is taken first.
   for page = pages - 1, 0, -1 do
