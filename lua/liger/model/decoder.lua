@@ -29,7 +29,6 @@ local M = {}
 
 local function add(self, name, shape, parts)
   local tensor = Tensor.empty(shape, self.dtype):keep():requires_grad_()
-  memory.claim(tensor.storage, "weights")
   self.list[#self.list + 1] = {
     name = name, tensor = tensor, parts = parts or { { name, 1, shape[1] } },
   }
@@ -126,8 +125,8 @@ local function heads_of(x, start, count, D)
   return x:narrow(2, start * D + 1, count * D):reshape(x.shape[1], count, D)
 end
 
--- One block. With `last` it gives [K,C]: the rows last.rows of its result alone. Their queries see the
--- keys and values of all.
+-- One block. With `last` it gives [K,C]: the rows last.rows of its result alone. Their queries see
+-- the keys and values of all.
 local function block(self, b, x, position, cos, sin, attend, i, last)
   local s = self.shape
   local H, G, D = s.heads, s.kv_heads, s.head_dim
@@ -165,10 +164,14 @@ function Decoder:forward(ids, position, length, attend, last)
   local cos, sin = rope.tables(self.rope, length, self.dtype == "f64" and "f64" or "f32")
   local x = ops.embedding(w.embed, ids)
   for i, b in ipairs(w.blocks) do
-    if self.checkpointing and autograd.state.recording then
-      x = autograd.checkpoint(block, self, b, x, position, cos, sin, attend, i)
+    local of_last = i == #w.blocks and last or nil
+    if not autograd.state.recording then
+      -- Nothing of a block is needed afterwards: the next one works in its memory, still in cache.
+      x = memory.scope(block, self, b, x, position, cos, sin, attend, i, of_last)
+    elseif self.checkpointing then
+      x = autograd.checkpoint(block, self, b, x, position, cos, sin, attend, i, of_last)
     else
-      x = block(self, b, x, position, cos, sin, attend, i, i == #w.blocks and last or nil)
+      x = block(self, b, x, position, cos, sin, attend, i, of_last)
     end
   end
   return (ops.rms_norm(x, w.norm, self.shape.eps))
