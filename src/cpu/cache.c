@@ -11,20 +11,24 @@ static lg_status check_slots(lg_context *ctx, const char *op, const char *name,
     return LG_OK;
 }
 
-static void write_rows(const lg_tensor *x, const int32_t *slot, lg_tensor *cache) {
+/* Where heads lie side by side a row is one piece. */
+static void write_row(const lg_tensor *x, int64_t n, int64_t slot, lg_tensor *cache) {
     const int64_t G = cache->shape[1], D = cache->shape[2], width = lg_dtype_bytes(x->dtype);
-    for (int64_t n = 0; n < x->shape[0]; n++)
-        for (int64_t g = 0; g < G; g++)
-            memcpy((char *)cache->data + (slot[n] * G + g) * D * width,
-                   (const char *)x->data + (n * x->stride[0] + g * x->stride[1]) * width,
-                   (size_t)(D * width));
+    const int64_t pieces = x->stride[1] == D ? 1 : G, bytes = G * D * width / pieces;
+    for (int64_t g = 0; g < pieces; g++)
+        memcpy((char *)cache->data + slot * G * D * width + g * bytes,
+               (const char *)x->data + (n * x->stride[0] + g * x->stride[1]) * width,
+               (size_t)bytes);
 }
 
 lg_status cpu_cache_write(lg_context *ctx, const lg_tensor *k, const lg_tensor *v,
                           const lg_tensor *slot, lg_tensor *k_cache, lg_tensor *v_cache) {
     LG_TRY(check_slots(ctx, "cache_write", "slot", slot, k_cache->shape[0]));
-    write_rows(k, slot->data, k_cache);
-    write_rows(v, slot->data, v_cache);
+    const int32_t *s = slot->data;
+    for (int64_t n = 0; n < slot->shape[0] && k->shape[1] > 0; n++) {
+        write_row(k, n, s[n], k_cache);
+        write_row(v, n, s[n], v_cache);
+    }
     return LG_OK;
 }
 

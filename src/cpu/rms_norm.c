@@ -3,38 +3,71 @@
 #include "cpu.h"
 #include "vec.h"
 
-enum {
-    ROWS = 64
-}; /* rows whose dw is summed together: fixed, so that threads do not change the sum's grouping */
+/* The sum of dw groups ROWS rows, whatever the threads. Roots and divisions of STEP rows go through
+ * the processor together, and the next rows are fetched meanwhile (20480 strided rows of 16: 370
+ * to 280 us). */
+enum { ROWS = 64, STEP = 16 };
+
+/* Elements [c, c + n), n <= 16, of y = x rstd w. */
+VEC_INLINE void norm16(const float *x, const float *w, int64_t c, int64_t n, float rstd, float *y) {
+    f32x16 v = load16_part(x + c, n, 0.0f) * rstd;
+    if (w) v *= load16_part(w + c, n, 0.0f);
+    store16_part(y + c, n, v);
+}
 
 static void norm_row(const float *x, const float *w, int64_t C, float rstd, bool round, float *y) {
     if (round) {
         for (int64_t c = 0; c < C; c++) y[c] = bf16_to_f32(f32_to_bf16(x[c] * rstd));
         for (int64_t c = 0; w && c < C; c++) y[c] *= w[c];
-    } else if (w) {
-        for (int64_t c = 0; c < C; c++) y[c] = x[c] * rstd * w[c];
-    } else {
-        for (int64_t c = 0; c < C; c++) y[c] = x[c] * rstd;
+        return;
     }
+    int64_t c = 0;
+    for (; c + VEC_LANES <= C; c += VEC_LANES) norm16(x, w, c, VEC_LANES, rstd, y);
+    if (c < C) norm16(x, w, c, C - c, rstd, y);
+}
+
+/* Elements [i, i + 16) of dy w below n. */
+VEC_INLINE f32x16 weighted16(const float *dy, const float *w, int64_t i, int64_t n) {
+    const f32x16 g = load16_at(dy, i, n, 0.0f);
+    return w ? g * load16_at(w, i, n, 0.0f) : g;
+}
+
+/* The dot product of dy w and x, in dot_f32's order. */
+VEC_INLINE double dot_weighted(const float *dy, const float *w, const float *x, int64_t C) {
+    double sum = 0;
+    for (int64_t c0 = 0; c0 < C; c0 += VEC_BLOCK) {
+        const int64_t end = C - c0 < VEC_BLOCK ? C : c0 + VEC_BLOCK;
+        f32x16 s[4] = {{0}};
+        for (int64_t c = c0; c < end; c += 4 * VEC_LANES)
+            for (int u = 0; u < 4; u++) {
+                const int64_t at = c + u * VEC_LANES;
+                if (at < end) s[u] += weighted16(dy, w, at, end) * load16_at(x, at, end, 0.0f);
+            }
+        sum += sum4(s);
+    }
+    return sum;
+}
+
+/* Elements [c, c + n), n <= 16, of dx = dy w rstd - x a and of dw += dy x rstd. */
+VEC_INLINE void norm16_backward(const float *dy, const float *x, const float *w, int64_t c,
+                                int64_t n, float rstd, float a, float *dx, float *dw) {
+    const f32x16 d = load16_part(dy + c, n, 0.0f), v = load16_part(x + c, n, 0.0f);
+    if (dw) store16_part(dw + c, n, d * (v * rstd) + load16_part(dw + c, n, 0.0f));
+    if (!dx) return;
+    const f32x16 g = w ? d * load16_part(w + c, n, 0.0f) : d;
+    store16_part(dx + c, n, g * rstd - v * a);
 }
 
 /* dx = rstd (g - xhat mean(g xhat)), dw += dy xhat, with g = dy w; either result may be NULL.
  * `x` may be `dx`. */
 static void norm_row_backward(const float *dy, const float *x, const float *w, int64_t C,
                               float rstd, float *dx, float *dw) {
-    if (dw)
-        for (int64_t c = 0; c < C; c++) dw[c] += dy[c] * (x[c] * rstd);
-    if (!dx) return;
-    double sum = 0;
-    for (int64_t c0 = 0; w && c0 < C; c0 += VEC_BLOCK) {
-        const int64_t n = C - c0 < VEC_BLOCK ? C - c0 : VEC_BLOCK;
-        float g[VEC_BLOCK];
-        for (int64_t c = 0; c < n; c++) g[c] = dy[c0 + c] * w[c0 + c];
-        sum += dot_block_f32(g, x + c0, n);
-    }
-    if (!w) sum = dot_f32(dy, x, C);
+    const double sum = dx ? dot_weighted(dy, w, x, C) : 0;
     const float a = (float)(sum * rstd * rstd * rstd / (double)C);
-    for (int64_t c = 0; c < C; c++) dx[c] = (w ? dy[c] * w[c] : dy[c]) * rstd - x[c] * a;
+    int64_t c = 0;
+    for (; c + VEC_LANES <= C; c += VEC_LANES)
+        norm16_backward(dy, x, w, c, VEC_LANES, rstd, a, dx, dw);
+    if (c < C) norm16_backward(dy, x, w, c, C - c, rstd, a, dx, dw);
 }
 
 static void rms_norm_f64(const lg_tensor *x, const lg_tensor *w, double eps, lg_tensor *y,
@@ -82,13 +115,13 @@ static lg_status weight_row(lg_context *ctx, const lg_tensor *w, const float **r
 
 lg_status cpu_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, double eps,
                        lg_tensor *y, lg_tensor *rstd) {
-    const int64_t N = tensor_rows(x), C = tensor_cols(x);
+    const int64_t N = tensor_rows(x), C = tensor_cols(x), width = lg_dtype_bytes(x->dtype);
     if (x->dtype == LG_F64) {
         rms_norm_f64(x, w, eps, y, rstd);
         return LG_OK;
     }
     const int threads = op_threads(ctx, N * C, ROW_GRAIN);
-    const int64_t blocks = (N + ROWS - 1) / ROWS;
+    const int64_t blocks = (N + STEP - 1) / STEP;
     const float *weight;
     void *scratch;
     LG_TRY(weight_row(ctx, w, &weight));
@@ -96,14 +129,25 @@ lg_status cpu_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, 
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t b = 0; b < blocks; b++) {
         float *buffer = (float *)scratch + thread_index() * 2 * C;
-        row_walk walk = row_walk_from(x, b * ROWS);
-        for (int64_t n = b * ROWS; n < N && n < (b + 1) * ROWS; n++, row_walk_next(&walk)) {
+        const int64_t end = N < (b + 1) * STEP ? N : (b + 1) * STEP;
+        float *r = (float *)rstd->data + b * STEP;
+        double sum[STEP];
+        row_walk walk = row_walk_from(x, b * STEP);
+        const row_walk first = walk;
+        for (int64_t n = b * STEP; n < end; n++, row_walk_next(&walk)) {
+            const float *x_row = load_row(x, walk.offset, C, buffer);
+            sum[n - b * STEP] = dot_f32(x_row, x_row, C);
+        }
+        for (int64_t i = 0; i < end - b * STEP; i++)
+            r[i] = (float)(1 / sqrt(sum[i] / (double)C + eps));
+        row_walk ahead = walk;
+        walk = first;
+        for (int64_t n = b * STEP; n < end; n++, row_walk_next(&walk), row_walk_next(&ahead)) {
+            if (end < N) __builtin_prefetch((const char *)x->data + ahead.offset * width);
             const float *x_row = load_row(x, walk.offset, C, buffer);
             float *y_row = begin_row(y, n * C, buffer + C);
-            const float r = (float)(1 / sqrt(dot_f32(x_row, x_row, C) / (double)C + eps));
-            norm_row(x_row, weight, C, r, x->dtype == LG_BF16, y_row);
+            norm_row(x_row, weight, C, r[n - b * STEP], x->dtype == LG_BF16, y_row);
             store_row(y, n * C, C, y_row);
-            ((float *)rstd->data)[n] = r;
         }
     }
     return LG_OK;

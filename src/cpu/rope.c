@@ -19,10 +19,14 @@ DEFINE_ROTATE(double, rotate_f64)
 
 static void rotate_token(const lg_tensor *x, const lg_tensor *cos, const lg_tensor *sin, int64_t p,
                          int sign, int64_t n, lg_tensor *y) {
-    const int64_t H = x->shape[1], D = x->shape[2], R = cos->shape[1];
+    const int64_t H = x->shape[1], D = x->shape[2], R = cos->shape[1],
+                  width = lg_dtype_bytes(x->dtype);
     for (int64_t h = 0; h < H; h++) {
         const int64_t x_offset = n * x->stride[0] + h * x->stride[1];
         const int64_t y_offset = n * y->stride[0] + h * y->stride[1];
+        /* Strided rows are too far apart for the processor to foresee. */
+        if (n + 2 < x->shape[0])
+            __builtin_prefetch((const char *)x->data + (x_offset + 2 * x->stride[0]) * width);
         if (x->dtype == LG_F64) {
             rotate_f64((const double *)x->data + x_offset, (const double *)cos->data + p * R,
                        (const double *)sin->data + p * R, sign, R, D, (double *)y->data + y_offset);
