@@ -217,6 +217,8 @@ static const lg_device functions = {
 
 /* ---- opening ---- */
 
+__global__ void device_probe() {}
+
 static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
     cudaDeviceProp prop;
     LG_TRY(cuda_check(ctx, "cuda", cudaGetDeviceProperties(&prop, device)));
@@ -229,6 +231,14 @@ static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
     snprintf(s->description, sizeof s->description, "%.100s, %.1f GiB", prop.name,
              (double)prop.totalGlobalMem / (1 << 30));
     LG_TRY(cuda_check(ctx, "cuda", cudaSetDevice(device)));
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, device_probe) != cudaSuccess) {
+        cudaGetLastError();
+        return lg_fail(ctx, LG_EDEVICE,
+                       "cuda: libliger_cuda.so has no code for %.100s (%d.%d): configure with "
+                       "-DLIGER_CUDA_ARCHITECTURES=%d%d",
+                       prop.name, prop.major, prop.minor, prop.major, prop.minor);
+    }
     LG_TRY(cuda_check(ctx, "cuda", cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking)));
     cudaMemPool_t pool;
     uint64_t keep = UINT64_MAX;

@@ -193,6 +193,8 @@ describe("C files", function()
           local text = helper.read(folder .. "/" .. name):gsub("/%*.-%*/", ""):gsub('"[^"\n]*"', "")
           -- The second Ctrl-C ends the process from the signal's handler.
           text = name == "sys.c" and text:gsub("_exit", "") or text
+          -- A Python environment's folder is known by its variable; CUDA's libraries may lie there.
+          text = name == "context.c" and text:gsub("getenv", "") or text
           for _, word in ipairs({ "exit", "_exit", "abort", "assert", "printf", "puts",
             "getenv" }) do
             assert(not text:find("%f[%w_]" .. word .. "%s*%("),

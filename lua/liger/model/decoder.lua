@@ -105,6 +105,9 @@ function M.new(shape, config, dtype)
   return self
 end
 
+-- Weights draw from streams far from those of sampled sequences and of the data.
+local INIT_STREAM = 2 ^ 41
+
 --- Random weights: matrices normal with deviation std, norms 1, biases 0. The stream of a parameter
 --- is its place in the list.
 ---@param seed integer
@@ -112,7 +115,7 @@ end
 function Decoder:init(seed, std)
   for i, p in ipairs(self.list) do
     if #p.tensor.shape == 2 then
-      ops.random_normal(seed, i, 0, std, p.tensor)
+      ops.random_normal(seed, INIT_STREAM + i, 0, std, p.tensor)
     else
       p.tensor:fill_(p.name:find("%.bias$") and 0 or 1)
     end
