@@ -71,6 +71,9 @@ static lg_status refuse_shape(lg_context *ctx, const char *op, const lg_arg *arg
 
 static lg_status check_shape(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t,
                              binding *b, const int64_t *attrs) {
+    if (t->ndim < 0 || t->ndim > LG_MAX_DIMS)
+        return lg_fail(ctx, LG_EINVAL, "%s: %s has %d dimensions, wanted 0 to %d", op, arg->name,
+                       t->ndim, LG_MAX_DIMS);
     int any = 0;
     for (int i = 0; i < arg->ndim; i++) any += arg->dims[i].kind == LG_DIM_ANY;
     int lead = t->ndim - (arg->ndim - any);

@@ -41,6 +41,7 @@ static lg_status map_file(lg_context *ctx, lg_file *file) {
 
 lg_status lg_file_open(lg_context *ctx, const char *path, lg_file **file) {
     *file = NULL;
+    if (!path) return lg_fail(ctx, LG_EINVAL, "file: path is NULL, wanted a text");
     lg_file *opened = calloc(1, sizeof *opened);
     if (opened) opened->path = strdup(path);
     if (!opened || !opened->path) {

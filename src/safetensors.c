@@ -347,6 +347,7 @@ static lg_status write_temporary(lg_context *ctx, const char *path, const char *
 
 lg_status lg_safetensors_write(lg_context *ctx, const char *path, const char *const *names,
                                const lg_tensor *const *tensors, int64_t n, const char *metadata) {
+    if (!path) return lg_fail(ctx, LG_EINVAL, "safetensors: path is NULL, wanted a text");
     if (metadata) LG_TRY(check_metadata_text(ctx, path, metadata));
     lg_buffer header = {0}, temporary = {0};
     lg_status status = make_header(ctx, path, names, tensors, n, metadata, &header);

@@ -40,6 +40,7 @@ int32_t lg_sys_columns(void) {
 
 int32_t lg_sys_stat(const char *path, lg_sys_info *info) {
     struct stat s;
+    if (!path || !info) return EINVAL;
     if (stat(path, &s) != 0) return errno;
     info->bytes = (double)s.st_size;
     info->mtime = (double)s.st_mtim.tv_sec + 1e-9 * (double)s.st_mtim.tv_nsec;
@@ -56,6 +57,7 @@ static int32_t make_folder(const char *path) {
 }
 
 int32_t lg_sys_make_folders(const char *path) {
+    if (!path) return EINVAL;
     char *part = strdup(path);
     if (!part) return ENOMEM;
     int32_t error = 0;
@@ -71,7 +73,7 @@ int32_t lg_sys_make_folders(const char *path) {
 }
 
 lg_sys_folder *lg_sys_folder_open(const char *path) {
-    lg_sys_folder *folder = malloc(sizeof(*folder));
+    lg_sys_folder *folder = path ? malloc(sizeof(*folder)) : NULL;
     if (!folder) return NULL;
     folder->dir = opendir(path);
     if (folder->dir) return folder;
@@ -80,6 +82,7 @@ lg_sys_folder *lg_sys_folder_open(const char *path) {
 }
 
 const char *lg_sys_folder_next(lg_sys_folder *folder) {
+    if (!folder) return NULL;
     struct dirent *entry;
     while ((entry = readdir(folder->dir))) {
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
@@ -95,6 +98,7 @@ void lg_sys_folder_close(lg_sys_folder *folder) {
 }
 
 int32_t lg_sys_sync(const char *path) {
+    if (!path) return EINVAL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return errno;
     int error = fsync(fd) == 0 ? 0 : errno;

@@ -230,6 +230,7 @@ static lg_status read_description(lg_context *ctx, const lg_json *root, lg_token
 lg_status lg_tokenizer_open(lg_context *ctx, const char *json, int64_t bytes,
                             lg_tokenizer **tokenizer) {
     *tokenizer = NULL;
+    if (!json) return lg_fail(ctx, LG_EINVAL, "tokenizer: description is NULL, wanted a text");
     lg_tokenizer *t = calloc(1, sizeof *t);
     if (!t) return fail_memory(ctx);
     lg_json_document document;
@@ -445,6 +446,7 @@ lg_status lg_tokenizer_decode(lg_context *ctx, lg_tokenizer *t, const int32_t *i
 int64_t lg_tokenizer_vocab(const lg_tokenizer *t) { return t->bpe.num_ids; }
 
 int32_t lg_tokenizer_id(const lg_tokenizer *t, const char *token) {
+    if (!token) return -1;
     int64_t bytes = (int64_t)strlen(token);
     const added_token *added = token_at(&t->all, token, bytes, 0);
     return added && added->bytes == bytes ? added->id : lg_bpe_find(&t->bpe, token, bytes);
