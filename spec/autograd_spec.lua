@@ -187,8 +187,20 @@ describe("no_grad and detach", function()
     assert.is_true((x * 1).requires_grad)
   end)
 
-  it("pass on up to four results", function()
-    assert.same({ 1, 2, 3, 4 }, { autograd.no_grad(function() return 1, 2, 3, 4 end) })
+  it("pass on all results", function()
+    assert.equal(6, select("#", autograd.no_grad(function() return 1, 2, nil, 4, 5, nil end)))
+    assert.same({ 1, 2, 3, 4, 5 }, { autograd.no_grad(function() return 1, 2, 3, 4, 5 end) })
+  end)
+
+  it("bring a staged gradient from above to the device", function()
+    local x = leaf({ 1, 2 })
+    local lib = require("liger.ffi")
+    lib.on_cpu = false -- staging goes through host arrays, as with a GPU
+    local gradient = Tensor.stage({ 2 }, (x * 1).dtype)
+    lib.on_cpu = true
+    gradient:data()[0], gradient:data()[1] = 3, 4
+    ;(x * 2):backward(gradient)
+    close(x.grad, { 6, 8 })
   end)
 
   it("nest", function()

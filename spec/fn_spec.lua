@@ -129,6 +129,19 @@ describe("arithmetic", function()
     close(fn.lt(x, 5), { 1, 0 }, 0)
   end)
 
+  it("refuses arguments that it would not use", function()
+    raises(function() return a:sum(1) end, "sum: argument 2 is 1, wanted none after x")
+    raises(function() return a:mean(1) end, "mean: argument 2 is 1, wanted none after x")
+    raises(function() return fn.masked_sum(a, a, 1) end,
+      "masked_sum: argument 3 is 1, wanted none after mask")
+    raises(function() return fn.masked_mean(a, a, 1) end,
+      "masked_mean: argument 3 is 1, wanted none after mask")
+    raises(function() return a:sqrt(false) end, "sqrt: argument 2 is false, wanted none after x")
+    raises(function() return a:topk(1, 1) end, "topk: argument 2 is 1, wanted none after k")
+    raises(function() return ops.linear(a, a, nil, 1) end,
+      "linear: argument 4 is 1, wanted none after b")
+  end)
+
   it("has the stated gradients at kinks", function()
     local x, y = vector(1, 2):requires_grad_(), vector(1, 3):requires_grad_()
     fn.sum(fn.minimum(x, y)):backward()

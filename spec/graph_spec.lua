@@ -20,6 +20,11 @@ describe("graph", function()
     helper.close(autograd.no_grad(replay), { { 10, 60 } }, 1e-6)
   end)
 
+  it("gives all that the function returned and nothing else", function()
+    local replay = graph.new(function() return 1, nil, 3, 4, 5 end)
+    assert.equal(5, select("#", replay()))
+  end)
+
   it("says that the CPU records none", function()
     local ctx = lib.C.lg_context_open(lib.C.LG_CPU)
     assert.are_not.equal(0, tonumber(lib.C.lg_graph_begin(ctx)))

@@ -109,6 +109,15 @@ describe("a scope", function()
     assert.equal(7, memory.scope(function() return 7 end))
   end)
 
+  it("returns all results, each alive", function()
+    local results = { memory.scope(function()
+      return 1, nil, 3, 4, fn.ones(1), fn.full(2, 1)
+    end) }
+    assert.same({ 1, nil, 3, 4 }, { unpack(results, 1, 4) })
+    helper.close(results[5], { 1 })
+    helper.close(results[6], { 2 })
+  end)
+
   it("leaves an argument that its function returns in its own scope", function()
     local x
     memory.scope(function()
@@ -132,6 +141,20 @@ describe("a scope", function()
     memory.reset()
     assert.is_false(memory.in_scope())
     assert.is_true(lost.storage.dead)
+  end)
+
+  it("of a recording is closed by reset, and Lua collects again", function()
+    memory.open_recording()
+    local lost = fn.zeros(3)
+    memory.reset()
+    assert.is_false(memory.in_scope())
+    assert.is_true(lost.storage.dead)
+    local gone = setmetatable({}, { __mode = "v" })
+    ;(function() gone[1] = {} end)()
+    for i = 1, 4e6 do
+      gone[2] = { i } -- a collection comes by itself
+    end
+    assert.is_nil(gone[1])
   end)
 
   it("closes the ones that an error left open inside it", function()

@@ -160,6 +160,17 @@ describe("a view", function()
     raises(function() return x:reshape(1.5, 8) end, "reshape: size 1 is 1.5, wanted a whole number")
     raises(function() return x:narrow(2, 1, 2):reshape(6) end,
       "reshape: tensor is not contiguous; call contiguous() first")
+    raises(function() return x:reshape(1, 1, 1, 3, 4) end,
+      "tensor: shape [1,1,1,3,4] has 5 dimensions, wanted at most 4")
+  end)
+
+  it("is checked by C for its dimensions before its sizes are read", function()
+    for _, ndim in ipairs({ -1, 5 }) do
+      local wrong = fn.ones(2)
+      wrong.raw.ndim = ndim
+      raises(function() return fn.exp(wrong) end,
+        ("exp: x has %d dimensions, wanted 0 to 4"):format(ndim))
+    end
   end)
 
   it("says its sizes", function()
@@ -270,5 +281,52 @@ describe("foreign memory", function()
     end)
     lib.on_cpu = true
     assert.is_true(ok, message)
+  end)
+
+  -- Runs fn(t) on a staged tensor of 1, 2, 3, 4, as with a GPU.
+  local function staged(run)
+    local lib = require("liger.ffi")
+    lib.on_cpu = false
+    local t = Tensor.stage({ 2, 2 }, "f32")
+    lib.on_cpu = true
+    for i = 0, 3 do
+      t:data()[i] = i + 1
+    end
+    run(t)
+  end
+
+  it("brings staged values to the device before a view is taken", function()
+    staged(function(t) assert.same({ { 2 }, { 4 } }, t:narrow(2, 2, 1):to_table()) end)
+    staged(function(t) assert.same({ 1, 2, 3, 4 }, t:reshape(4):to_table()) end)
+    staged(function(t) assert.same({ 3, 4 }, t:row(2):to_table()) end)
+    staged(function(t) assert.same({ { 1, 2 }, { 3, 4 } }, t:detach():to_table()) end)
+    staged(function(t)
+      t:row(1):fill_(9)
+      assert.same({ { 9, 9 }, { 3, 4 } }, t:clone():to_table())
+    end)
+  end)
+
+  it("forgets what the host knew at any write through the storage", function()
+    local ops = require("liger.ops")
+    local writes = {
+      function(t) t:row(2):fill_(9) end,
+      function(t) t:detach():row(2):copy_(fn.full(9, 2)) end,
+      function(t) ops.copy(fn.full(9, 2), t:row(2)) end,
+      function(t) ops.raw.affine(fn.full(8, 2), 1, 1, t:row(2)) end,
+    }
+    for _, write in ipairs(writes) do
+      staged(function(t)
+        t:upload()
+        write(t)
+        -- On the CPU read() is the data itself: what is asked is whether the copy was dropped.
+        assert.is_nil(t.storage.mirror)
+        helper.close(t:clone(), { { 1, 2 }, { 9, 9 } }, 0)
+      end)
+    end
+    staged(function(t)
+      t:upload()
+      fn.exp(t:row(1))
+      assert.equal(3, t.storage.mirror[2])
+    end)
   end)
 end)

@@ -202,11 +202,11 @@ local function drop(t)
 end
 
 local function zero(t)
-  check(C.lg_fill(ctx, 0, t.raw))
+  check(C.lg_fill(ctx, 0, Tensor.to_write(t)))
 end
 
 local function add_to(x, y)
-  check(C.lg_accumulate(ctx, x.raw, y.raw))
+  check(C.lg_accumulate(ctx, x.raw, Tensor.to_write(y)))
 end
 
 -- The part of the base's gradient buffer that belongs to a view.
@@ -290,6 +290,7 @@ target = function(edge)
   if edge.leaf then
     local leaf = edge.leaf
     if leaf.grad then
+      Tensor.to_write(leaf.grad) -- may be the user's own
       return leaf.grad, true
     end
     leaf.grad = Tensor.empty(leaf.shape, grad_dtype(leaf.dtype)):keep()
@@ -441,7 +442,7 @@ local function checked_gradient(what, grad, edge)
   if got ~= wanted or (grad.dtype ~= edge.dtype and not edge.leaf and not edge.base) then
     lib.raise(("%s is %s %s, wanted %s %s"):format(what, grad.dtype, got, edge.dtype, wanted))
   end
-  return M.no_grad(grad.contiguous, grad)
+  return M.no_grad(grad.contiguous, grad):upload()
 end
 
 -- An addition passes its gradient on to both sides.
@@ -545,6 +546,11 @@ function M.reset()
   state.recording = true
 end
 
+local function restore(recording, ...)
+  state.recording = recording
+  return ...
+end
+
 --- Runs fn without recording.
 ---@generic T
 ---@param fn fun(...): T
@@ -552,9 +558,7 @@ end
 function M.no_grad(fn, ...)
   local recording = state.recording
   state.recording = false
-  local a, b, c, d = fn(...)
-  state.recording = recording
-  return a, b, c, d
+  return restore(recording, fn(...))
 end
 
 -- ---- rules of one's own ----

@@ -202,14 +202,20 @@ for _, name in ipairs({ "minimum", "maximum", "lt", "le", "gt", "ge", "eq" }) do
 end
 
 --- Square root.
-function M.sqrt(x)
+function M.sqrt(x, extra)
+  if extra ~= nil then
+    ops.refuse_extra("sqrt", 2, extra, "x")
+  end
   return ops.power(x, 0.5)
 end
 methods.sqrt = M.sqrt
 
 --- Mean of all elements; 0 of none.
 ---@return liger.Tensor []
-function M.mean(x)
+function M.mean(x, extra)
+  if extra ~= nil then
+    ops.refuse_extra("mean", 2, extra, "x")
+  end
   return ops.affine(ops.sum(x), 1 / math.max(x:numel(), 1), 0)
 end
 methods.mean = M.mean
@@ -218,7 +224,10 @@ methods.mean = M.mean
 ---@param x liger.Tensor     [*]
 ---@param mask liger.Tensor  [*] 0 or 1
 ---@return liger.Tensor      []
-function M.masked_sum(x, mask)
+function M.masked_sum(x, mask, extra)
+  if extra ~= nil then
+    ops.refuse_extra("masked_sum", 3, extra, "mask")
+  end
   return ops.sum(M.where(mask, x, 0))
 end
 
@@ -226,7 +235,10 @@ end
 ---@param x liger.Tensor     [*]
 ---@param mask liger.Tensor  [*] 0 or 1
 ---@return liger.Tensor      []
-function M.masked_mean(x, mask)
+function M.masked_mean(x, mask, extra)
+  if extra ~= nil then
+    ops.refuse_extra("masked_mean", 3, extra, "mask")
+  end
   -- The sum of squares: exact, where a bf16 sum of ones would be rounded.
   local count = ops.sum_squares(mask):item()
   return ops.affine(M.masked_sum(x, mask), 1 / math.max(count, 1), 0)
@@ -278,7 +290,10 @@ end
 ---@param k integer
 ---@return number[] values
 ---@return integer[] indices
-function methods:topk(k)
+function methods:topk(k, extra)
+  if extra ~= nil then
+    ops.refuse_extra("topk", 2, extra, "k")
+  end
   if #self.shape ~= 1 then
     lib.raise(("topk: tensor is %s, wanted one dimension"):format(Tensor.shape_text(self.shape)))
   end

@@ -8,9 +8,14 @@ local C = lib.C
 
 local M = {}
 
+local function pack(...)
+  return { n = select("#", ...), ... }
+end
+
 --- Records fn() and gives a function that does it again. fn reads and writes the same tensors every
---- time (change their values, not which tensors they are), does not wait for the device, and what it
---- returns stays where it is: each replay overwrites it.
+--- time (change their values, not which tensors they are), does not wait for the device, and what
+--- it returns stays where it is: each replay overwrites it. An error in fn leaves the recording
+--- open and Lua's collector stopped: who goes on after it calls memory.reset(), as the prompt does.
 ---@param fn function
 ---@return function replay  returns what fn returned
 function M.new(fn)
@@ -24,16 +29,16 @@ function M.new(fn)
   memory.close_scope(warm)
   local scope = memory.open_recording()
   lib.check(C.lg_graph_begin(lib.ctx))
-  local a, b, c, d = fn()
+  local recording = pack(fn())
   local out = ffi.new("lg_graph *[1]")
   local status = C.lg_graph_end(lib.ctx, out)
   -- What fn made belongs to the recording: it lives as long as the replaying function does.
-  local kept = memory.close_recording(scope)
+  recording.memory = memory.close_recording(scope)
   lib.check(status)
-  local graph = ffi.gc(out[0], C.lg_graph_free)
+  recording.graph = ffi.gc(out[0], C.lg_graph_free)
   return function()
-    lib.check(C.lg_graph_launch(graph))
-    return a, b, c, d, kept -- named here, so that it stays alive
+    lib.check(C.lg_graph_launch(recording.graph))
+    return unpack(recording, 1, recording.n)
   end
 end
 

@@ -26,6 +26,7 @@ local recorded -- blocks released while a graph is recorded: theirs, not the poo
 ---@field dead boolean|nil    released: its tensors can no longer be used
 ---@field kept boolean|nil    outlives its scope
 ---@field holds integer|nil   gradients that share it, see autograd.lua
+---@field mirror ffi.cdata*|nil  the host's copy of what was staged, until something writes there
 
 -- Sizes are rounded to an eighth of a power of two, so that batches of nearly the same length share
 -- blocks.
@@ -209,14 +210,11 @@ function M.close_scope(closing)
   until inner == closing
 end
 
---- Runs fn(...) and frees what it made, except the tensors it returns and those kept.
----@param fn function
----@return any ...  what fn returned (up to four values)
-function M.scope(fn, ...)
-  local opened = M.open_scope()
-  local a, b, c, d = fn(...)
+-- Closes a scope whose function returned the values; their tensors live on.
+local function close_returning(opened, ...)
   local returned = {}
-  for _, value in pairs({ a, b, c, d }) do
+  for i = 1, select("#", ...) do
+    local value = select(i, ...)
     local storage = type(value) == "table" and value.storage
     if storage and not storage.kept then
       storage.kept = 1
@@ -227,11 +225,24 @@ function M.scope(fn, ...)
   for _, storage in ipairs(returned) do
     storage.kept = nil -- also where it was made outside: it stays in its own scope
   end
-  return a, b, c, d
+  return ...
 end
 
---- Closes every open scope, after an error left some open.
+--- Runs fn(...) and frees what it made, except the tensors it returns and those kept.
+---@param fn function
+---@return any ...  what fn returned
+function M.scope(fn, ...)
+  return close_returning(M.open_scope(), fn(...))
+end
+
+--- Closes every open scope and gives up a recording, after an error left them open.
 function M.reset()
+  if recorded and not lib.on_cpu then
+    local out = ffi.new("lg_graph *[1]")
+    if C.lg_graph_end(ctx, out) == 0 then
+      C.lg_graph_free(out[0])
+    end
+  end
   recorded = nil
   collectgarbage("restart")
   while scope do

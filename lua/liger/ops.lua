@@ -35,6 +35,16 @@ local function bad_attribute(op, name, value, wanted)
   lib.raise(("%s: %s is %s, wanted %s"):format(op, name, tostring(value), wanted))
 end
 
+--- Raises for the first argument past the last one that a function takes.
+---@param op string
+---@param index integer  its number
+---@param last string    the name of the last one
+function M.refuse_extra(op, index, value, last)
+  lib.raise(
+    ("%s: argument %d is %s, wanted none after %s"):format(op, index, tostring(value), last)
+  )
+end
+
 local function lead(shape, trailing)
   local y = {}
   for i = 1, #shape - trailing do
@@ -61,7 +71,7 @@ local function emit_argument(out, op, p)
     out(('  if %s.storage.dead then dead_tensor("%s", "%s") end'):format(name, op.name, name))
     out(("  if %s.host then %s:upload() end"):format(name, name))
     if p.tensor.role ~= "input" then
-      out(("  %s.mirror = nil"):format(name))
+      out(("  %s.storage.mirror = nil"):format(name))
     end
     out(("  %s_raw = %s.raw"):format(name, name))
     if optional then
@@ -212,7 +222,7 @@ local function emit_record(out, op)
 end
 
 local PRELUDE = "local lg, ctx, check, empty, lead, state, new_node, new_edge, backward, "
-  .. "bad_tensor, dead_tensor, bad_attribute = ...\n"
+  .. "bad_tensor, dead_tensor, bad_attribute, refuse_extra, to_write = ...\n"
   .. "local max = math.max\n"
 
 local function forward_source(op, raw)
@@ -226,10 +236,15 @@ local function forward_source(op, raw)
       args[#args + 1] = p.name
     end
   end
-  out(PRELUDE .. ("return function(%s)"):format(table.concat(args, ", ")))
+  out(PRELUDE .. ("return function(%s, extra_)"):format(table.concat(args, ", ")))
+  out(
+    ('  if extra_ ~= nil then refuse_extra("%s", %d, extra_, "%s") end'):format(
+      op.name, #args + 1, args[#args]
+    )
+  )
   for _, p in ipairs(op.params) do
     if raw and p.tensor and p.tensor.role == "output" then
-      out(("  local %s_raw = %s and %s.raw"):format(p.name, p.name, p.name))
+      out(("  local %s_raw = %s and to_write(%s)"):format(p.name, p.name, p.name))
     elseif raw or op.explicit or not p.tensor or p.tensor.role ~= "output" then
       emit_argument(out, op, p)
     end
@@ -339,7 +354,9 @@ for _, op in ipairs(list) do
       backward,
       bad_tensor,
       dead_tensor,
-      bad_attribute
+      bad_attribute,
+      M.refuse_extra,
+      Tensor.to_write
     )
   end
   M.raw[op.name] = build(true)

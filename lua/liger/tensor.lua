@@ -16,6 +16,7 @@ local C = lib.C
 local Tensor = {}
 local methods = {}
 Tensor.methods = methods
+Tensor.__methods = methods -- for the prompt's completion, as __index is a function
 
 local tensor_t = ffi.typeof("lg_tensor")
 local byte_ptr = ffi.typeof("char *")
@@ -61,6 +62,16 @@ local function check_dtype(dtype)
   end
 end
 
+local function check_ndim(shape)
+  if #shape > 4 then
+    lib.raise(
+      ("tensor: shape %s has %d dimensions, wanted at most 4"):format(
+        Tensor.shape_text(shape), #shape
+      )
+    )
+  end
+end
+
 --- A dense tensor, not initialised. The shape table is kept: do not change it.
 ---@param shape integer[]
 ---@param dtype string
@@ -68,13 +79,7 @@ end
 function Tensor.empty(shape, dtype)
   local id = dtype_id[dtype] or check_dtype(dtype)
   local ndim = #shape
-  if ndim > 4 then
-    lib.raise(
-      ("tensor: shape %s has %d dimensions, wanted at most 4"):format(
-        Tensor.shape_text(shape), ndim
-      )
-    )
-  end
+  check_ndim(shape)
   local raw = tensor_t()
   local n = 1
   for i = ndim, 1, -1 do
@@ -108,6 +113,10 @@ end
 -- A view: `offset` elements into t, with shape and strides (in elements; nil: dense).
 function Tensor.view_of(t, offset, shape, strides)
   check_live(t)
+  check_ndim(shape)
+  if t.host then
+    t:upload() -- a view reads and writes the device
+  end
   local raw = tensor_t()
   local n = 1
   for i = #shape, 1, -1 do
@@ -134,8 +143,8 @@ function Tensor.foreign(data, shape, dtype, owner)
   return Tensor.view_of(base, 0, shape)
 end
 
--- Arrays on their way to or from a device. A function a dtype: a trace that calls one constructor out
--- of a table takes it for all dtypes.
+-- Arrays on their way to or from a device. A function a dtype: a trace that calls one constructor
+-- out of a table takes it for all dtypes.
 local new_array = {
   f32 = function(n) return ffi.new("float[?]", n) end,
   f64 = function(n) return ffi.new("double[?]", n) end,
@@ -164,9 +173,19 @@ end
 function methods:upload()
   if self.host then
     lib.check(C.lg_upload(lib.ctx, self.host, self.raw))
-    self.host, self.mirror = nil, self.host
+    self.storage.mirror, self.is_mirrored, self.host = self.host, true, nil
   end
   return self
+end
+
+--- The raw tensor of one that C is about to write: the host's values are no longer its own. They
+-- are known by the storage, since any view may write there.
+---@param t liger.Tensor
+---@return ffi.cdata*
+function Tensor.to_write(t)
+  t:upload()
+  t.storage.mirror = nil
+  return t.raw
 end
 
 --- The data as a pointer of its C type, for reading and writing from Lua: of a staged tensor, and
@@ -190,8 +209,8 @@ end
 function methods:read()
   if self.host or self.raw.device == C.LG_CPU then
     return self:data()
-  elseif self.mirror then
-    return self.mirror
+  elseif self.is_mirrored and self.storage.mirror then
+    return self.storage.mirror
   end
   local host = new_array[self.dtype](math.max(self:numel(), 1))
   lib.check(C.lg_download(lib.ctx, self.raw, host))
@@ -252,7 +271,7 @@ local function dense(t)
     return t
   end
   local y = Tensor.empty(t.shape, t.dtype == "f16" and "f32" or t.dtype)
-  lib.check(C.lg_copy(lib.ctx, t.raw, y.raw))
+  lib.check(C.lg_copy(lib.ctx, t:upload().raw, y.raw))
   return y
 end
 
@@ -349,8 +368,7 @@ end
 function methods:copy_(x)
   check_live(self)
   check_live(x)
-  lib.check(C.lg_copy(lib.ctx, x:upload().raw, self:upload().raw))
-  self.mirror = nil
+  lib.check(C.lg_copy(lib.ctx, x:upload().raw, Tensor.to_write(self)))
   return self
 end
 
@@ -358,8 +376,7 @@ end
 ---@param value number
 function methods:fill_(value)
   check_live(self)
-  lib.check(C.lg_fill(lib.ctx, value, self:upload().raw))
-  self.mirror = nil
+  lib.check(C.lg_fill(lib.ctx, value, Tensor.to_write(self)))
   return self
 end
 
