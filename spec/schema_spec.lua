@@ -146,6 +146,30 @@ int f(int);
     assert.equal(count, #parse(text))
   end)
 
+  it("gives editor stubs that promise what the wrappers return", function()
+    local ops = require("liger.ops")
+    local folder = os.tmpname()
+    os.remove(folder)
+    assert.equal(0, os.execute(
+      ("mkdir %s && luajit src/opgen.lua src/liger.h src/ops.h %s"):format(folder, folder)
+    ))
+    local stubs = helper.read(folder .. "/ops.meta.lua")
+    os.execute("rm -r " .. folder)
+    local function promised(name)
+      local names, at = {}, stubs:find("\nfunction ops." .. name .. "(", 1, true)
+      local stub = stubs:sub(1, at):match(".*\n\n(.-)$")
+      for result in stub:gmatch("@return liger%.Tensor ([%w_]+)") do
+        names[#names + 1] = result
+      end
+      return names
+    end
+    assert.same({ "logp", "lse" }, promised("linear_logprob"))
+    assert.same({ "y" }, promised("linear"))
+    assert.same({}, promised("fill"))
+    local x, target = require("liger.fn").ones(2, 3), helper.ids(0, 1)
+    assert.equal(2, select("#", ops.linear_logprob(x, x, nil, target, 1, 0, -100)))
+  end)
+
   it("finds a gradient's partner for every d name of ops.h", function()
     for _, op in ipairs(parse(helper.read("src/ops.h"))) do
       for _, t in ipairs(op.tensors) do

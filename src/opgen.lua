@@ -217,7 +217,7 @@ for _, op in ipairs(ops) do
       end
     end
     for _, t in ipairs(op.tensors) do
-      if t.role == "output" and not op.explicit then
+      if t.role == "output" and not t.optional and not op.explicit then
         returns[#returns + 1] = ("---@return liger.Tensor %s  %s"):format(t.name, shape_text(t))
       end
     end
