@@ -2,13 +2,16 @@
 -- from `liger.sys`, which only the program has; where stdin is no terminal lines are read plainly
 -- and no prompt is shown.
 
+local ffi = require("ffi")
+
 local repl = {}
 
 local help = [[
 An expression prints its value; a statement prints nothing.
 `x = 1` stays; `local x = 1` ends with its line.
-Unfinished input asks for more (`>> `). Tab completes names, Ctrl-C clears the line or stops
-what runs, `exit` or Ctrl-D leaves.]]
+Unfinished input asks for more (`>> `). Tab completes names, `exit` or Ctrl-D leaves.
+Ctrl-C clears the line or stops what runs; a compiled loop does not stop, there a second Ctrl-C
+ends the program.]]
 
 local MAX_ENTRIES = 20
 
@@ -18,7 +21,25 @@ local function show_string(s)
   return (string.format("%q", s):gsub("\\\n", "\\n"):gsub("\r", "\\r"))
 end
 
+-- A fraction that f32 holds exactly came from a tensor: digits beyond f32's say nothing.
+local function show_number(x)
+  if x % 1 ~= 0 and tonumber(ffi.cast("float", x)) == x then return ("%.9g"):format(x) end
+  return tostring(x)
+end
+
+-- An object of a class is one line: its fields.
+local function show_object(value)
+  local fields = {}
+  for key in pairs(value) do
+    if type(key) == "string" then fields[#fields + 1] = key end
+  end
+  table.sort(fields)
+  local text = "object with " .. table.concat(fields, ", ")
+  return #text > 90 and text:sub(1, 86) .. " ..." or text
+end
+
 local function show_inner(value)
+  if type(value) == "number" then return show_number(value) end
   if type(value) == "string" then return show_string(value) end
   if type(value) == "table" and not getmetatable(value) then
     return next(value) == nil and "{}" or "{...}"
@@ -73,15 +94,19 @@ function repl.show(value)
   if type(value) == "string" then return show_string(value) end
   if type(value) == "table" then
     local meta = getmetatable(value)
-    if not (type(meta) == "table" and meta.__tostring) then return show_table(value) end
+    if type(meta) ~= "table" then return show_table(value) end
+    if not meta.__tostring then
+      return rawget(meta, "__index") == meta and show_object(value) or show_table(value)
+    end
   end
+  if type(value) == "number" then return show_number(value) end
   return tostring(value)
 end
 
 -- Completion
 
 -- The keys of a value, those that its metatable lists as `__names` (they are loaded when used), and
--- those of what the metatable indexes.
+-- those of what the metatable indexes; where that is a function, of its `__methods`.
 local function each_key(value, visit)
   for _ = 1, 8 do
     if type(value) == "table" then
@@ -94,6 +119,7 @@ local function each_key(value, visit)
       visit(key, value)
     end
     value = type(meta) == "table" and rawget(meta, "__index")
+    if type(value) == "function" then value = rawget(meta, "__methods") end
     if type(value) ~= "table" then return end
   end
 end
@@ -130,14 +156,15 @@ local function unfinished(message)
   return message:find("near '<eof>'$") ~= nil
 end
 
--- A chunk from text whose values follow one to drop; or nil, message, whether more input may mend
--- it. The nil in front keeps a call from being a tail call, which would lose its place in errors.
+-- A chunk from text and how many of its values to drop; or nil, message, whether more may mend it.
+-- The nil in front of an expression keeps a call from being a tail call, which would lose its
+-- place in errors.
 local function compile(text, env)
   local chunk, why_no_value = loadstring("return nil, " .. text, "@repl")
-  if chunk then return setfenv(chunk, env) end
+  if chunk then return setfenv(chunk, env), 1 end
   local message
   chunk, message = loadstring(text, "@repl")
-  if chunk then return setfenv(chunk, env) end
+  if chunk then return setfenv(chunk, env), 0 end
   return nil, message, unfinished(message) or unfinished(why_no_value)
 end
 
@@ -146,12 +173,20 @@ local function first_line(message)
   return tostring(message):match("^[^\n]*")
 end
 
-local function report(write, ok, ...)
+-- What an error left half-way: recording off, scopes open, the collector stopped.
+local function reset()
+  for _, name in ipairs({ "liger.autograd", "liger.memory" }) do
+    if package.loaded[name] then package.loaded[name].reset() end
+  end
+end
+
+local function report(write, dropped, ok, ...)
   if not ok then
+    reset()
     write("error: ", first_line((...)), "\n")
     return
   end
-  for i = 2, select("#", ...) do
+  for i = 1 + dropped, select("#", ...) do
     local shown, text = pcall(repl.show, (select(i, ...)))
     write(shown and text or "error: " .. first_line(text), "\n")
   end
@@ -220,17 +255,21 @@ function repl.run(env, options)
       elseif text:match("^%s*$") then
         text = nil
       else
-        local chunk, message, more = compile(text, env)
+        local chunk, dropped, more = compile(text, env) -- without a chunk: nil, the message
         if not more then
           if remember then remember(text) end
           text = nil
-          if chunk then report(write, call(chunk)) else report(write, false, message) end
+          if chunk then
+            report(write, dropped, call(chunk))
+          else
+            report(write, 0, false, dropped)
+          end
         end
       end
     elseif why == "cancelled" then
       text = nil
     else
-      if text then report(write, false, select(2, compile(text, env))) end
+      if text then report(write, 0, false, select(2, compile(text, env))) end
       break
     end
   end
