@@ -247,6 +247,7 @@ in every recipe:
       local first = liger("--seed", "1", "-e", "print(randn(2))")
       assert.are_not.equal(first, (liger("--seed", "2", "-e", "print(randn(2))")))
       assert.are.equal(first, (liger("--seed=1", "-e", "print(randn(2))")))
+      assert.are.equal(first, (liger("-e", "print(randn(2))", "--seed", "1")))
     end)
 
     it("says what is wrong", function()
@@ -255,6 +256,10 @@ in every recipe:
       fails(1, "-e:1: no", "-e", 'error("no")')
       local message = '--seed: got "x", wanted a whole number from 0'
       fails(2, message, "--seed", "x", "-e", "")
+      fails(2, "more: unexpected word; options are --key value", "-e", "x = 1", "more")
+      message = "--dtype: no model here, use load(path, { dtype = NAME })"
+      fails(2, message, "--dtype", "bf16", "-e", "")
+      fails(2, message, "--dtype=bf16")
     end)
   end)
 
@@ -273,6 +278,9 @@ in every recipe:
       assert.is_truthy(text:find("usage: liger " .. name, 1, true))
       assert.are.equal(text, (liger(name, "--help")))
     end
+    assert.is_truthy(output:find("LIGER_DEVICE") and output:find("LIGER_TRACEBACK"))
+    fails(2, "more: unexpected word after run", "help", "run", "more")
+    fails(2, "more: unexpected word after --version", "--version", "more")
     fails(2, "help: no command scores, did you mean score?", "help", "scores")
   end)
 
@@ -328,6 +336,8 @@ in every recipe:
       fails(2, "score: no MODEL; `liger score --help`", "score")
       fails(2, "score: no TEXT; `liger score --help`", "score", "model")
       fails(1, "model: no tokenizer.json, use --ids", "score", "model", "hello")
+      local both = "score: TEXT beside --ids, wanted one of them"
+      fails(2, both, "score", "model", "hello", "--ids", "1,2")
       fails(1, "score: 1 tokens, wanted at least two", "score", "model", "--ids", "1")
       local message = '--ids: got "1,x", wanted whole numbers like 1,2,3'
       fails(2, message, "score", "model", "--ids", "1,x")
@@ -408,6 +418,19 @@ in every recipe:
 
     it("says what is wrong", function()
       fails(1, "generate: the prompt is empty", "generate", "bytes", "")
+      local function beside(name, other, ...)
+        local message = ("generate: %s beside %s, wanted one of them"):format(name, other)
+        fails(2, message, "generate", "bytes", ...)
+      end
+      beside("PROMPT", "--ids", "Hi", "--ids", "1")
+      beside("--chat", "--ids", "--ids", "1", "--chat")
+      beside("--system", "--ids", "--ids", "1", "--system", "be")
+      beside("--temperature", "--greedy", "Hi", "--greedy", "--temperature", "0.5")
+      beside("--top-k", "--greedy", "Hi", "--greedy", "--top-k", "5")
+      beside("--top-p", "--greedy", "Hi", "--greedy", "--top-p", "0.5")
+      beside("--min-p", "--temperature 0", "Hi", "--temperature", "0", "--min-p", "0.5")
+      fails(2, "generate: --system without --chat, wanted both", "generate", "bytes", "Hi",
+        "--system", "be")
       fails(1, "model: no tokenizer.json, use --ids", "generate", "model", "hello")
       fails(2, "generate: no PROMPT; `liger generate --help`", "generate", "model")
       fails(

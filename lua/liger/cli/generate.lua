@@ -1,5 +1,6 @@
 -- liger generate: text from a model, shown as it comes.
 local model_cli = require("liger.cli.model")
+local options = require("liger.train.options")
 
 local M = {}
 
@@ -34,6 +35,29 @@ local command = {
     { name = "json", default = false, comment = "print ids, logp and text as one object" },
   },
 }
+
+-- Refuses options that would have no effect.
+local function check_options(values)
+  local function beside(names, other)
+    for _, name in ipairs(names) do
+      for _, key in ipairs(command.keys) do
+        if key.name == name and values[name] ~= key.default then
+          model_cli.refuse_both(command, "--" .. name, other)
+        end
+      end
+    end
+  end
+  if values.ids ~= "" then
+    beside({ "chat", "system" }, "--ids")
+  elseif values.system ~= "" and not values.chat then
+    options.usage_error("generate: --system without --chat, wanted both")
+  end
+  if values.greedy then
+    beside({ "temperature", "top-k", "top-p", "min-p" }, "--greedy")
+  elseif values.temperature == 0 then
+    beside({ "top-k", "top-p", "min-p" }, "--temperature 0")
+  end
+end
 
 local function chat_ids(tokenizer, prompt, values)
   local messages = {}
@@ -89,6 +113,7 @@ function M.main(args, globals)
   if not values then
     return 0
   end
+  check_options(values)
   local C = require("liger.ffi").C
   local model, tokenizer = model_cli.load(words[1], values)
   local prompt = prompt_ids(model, tokenizer, words, values)

@@ -19,9 +19,11 @@ usage: liger [COMMAND] [options]
 Options for every command, before or after it:
   --threads N    CPU threads; 0: all cores
   --seed N       seed of all random numbers
-  --dtype NAME   of the weights: f32 or bf16
+  --dtype NAME   of a command's or recipe's weights: f32 or bf16
   --device NAME  auto (a GPU when there is one), cpu or cuda:N
   --traceback    where an error comes from
+
+In the environment: LIGER_DEVICE is what --device is by default, LIGER_TRACEBACK=1 is --traceback.
 
   liger run recipes/grpo.lua --help
   liger generate models/SmolLM2-135M "The capital of France is" --greedy
@@ -84,6 +86,11 @@ end
 local function apply_globals(taken)
   local common = options.common
   local values = options.parse({ common.threads, common.seed, common.dtype, common.device }, taken)
+  for _, word in ipairs(taken) do
+    if word:match("^%-%-dtype") then
+      options.usage_error("--dtype: no model here, use load(path, { dtype = NAME })")
+    end
+  end
   if #taken > 0 then
     require("liger.ffi").set_threads(values.threads)
     require("liger.fn").manual_seed(values.seed)
@@ -102,9 +109,20 @@ local function show_help(name)
   return 0
 end
 
-local function evaluate(code, taken)
+local function refuse_words(args, after)
+  if args[after + 1] then
+    options.usage_error(("%s: unexpected word after %s"):format(args[after + 1], args[after]))
+  end
+end
+
+-- Options may follow the code too.
+local function evaluate(args, taken)
+  local code = args[2]
   if not code then
     options.usage_error("-e: no value, wanted Lua code")
+  end
+  for i = 3, #args do
+    taken[#taken + 1] = args[i]
   end
   apply_globals(taken)
   local chunk, message = loadstring(code, "=-e")
@@ -148,12 +166,14 @@ function M.main(arg)
     require("liger.cli.repl").run(environment())
     return 0
   elseif word == "--help" or word == "-h" or word == "help" then
+    refuse_words(args, math.max(math.min(#args, 2), 1))
     return show_help(args[2])
   elseif word == "--version" or word == "-v" then
+    refuse_words(args, 1)
     print("liger " .. require("liger.sys").version)
     return 0
   elseif word == "-e" then
-    return evaluate(args[2], taken)
+    return evaluate(args, taken)
   elseif modules[word] then
     table.remove(args, 1)
     return require(modules[word]).main(args, taken)

@@ -9,6 +9,11 @@ function M.fail(message)
   error({ message = message, code = 1 }, 0)
 end
 
+--- Refuses a word or an option beside one that leaves it without effect.
+function M.refuse_both(command, name, other)
+  options.usage_error(("%s: %s beside %s, wanted one of them"):format(command.name, name, other))
+end
+
 --- Reads a command's arguments; prints its help where that is asked for.
 ---@param command { name: string, help: string, keys: liger.Key[], words: string[] }
 ---@param args string[]     what follows the command
@@ -36,7 +41,9 @@ function M.parse(command, args, globals)
   end
   for i, name in ipairs(command.words) do
     local is_optional = i == 2 and values.ids and values.ids ~= ""
-    if not words[i] and not is_optional then
+    if is_optional and words[i] then
+      M.refuse_both(command, name, "--ids")
+    elseif not words[i] and not is_optional then
       options.usage_error(("%s: no %s; `liger %s --help`"):format(command.name, name, command.name))
     end
   end
