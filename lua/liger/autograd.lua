@@ -1,17 +1,14 @@
 -- The tape: which op made a tensor, and the walk back from a loss. The rules come from ops.h by way
--- of ops.lua; this file knows edges, nodes and how gradients add up.
+-- of ops.lua; this file knows edges and nodes, gradient.lua the buffers that gradients arrive in.
 --
 -- An edge stands for one tensor's gradient. Three kinds:
 --   leaf     gathers into leaf.grad
 --   base     a view: its gradient is a part of the base edge's gradient, written in place there
 --   others   made by a node; edge.grad holds what has arrived so far
--- Gradient buffers may be shared by several edges (an add passes one on to both sides);
--- storage.holds counts them, and only a buffer held once is written to.
+local gradient = require("liger.gradient")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
 local Tensor = require("liger.tensor")
-
-local C, ctx, check = lib.C, lib.ctx, lib.check
 
 local M = { rules = {} }
 
@@ -83,11 +80,6 @@ function methods:detach()
     strides[i] = tonumber(self.raw.stride[i - 1])
   end
   return Tensor.view_of(self, 0, self.shape, strides)
-end
-
--- Gradient dtype: sums run in fp32 for bf16 weights.
-local function grad_dtype(dtype)
-  return dtype == "f64" and "f64" or "f32"
 end
 
 local function link_view(t, view, where)
@@ -182,255 +174,7 @@ function methods:row(i)
   return link_view(part, Tensor.view_of(part, 0, shape, strides), { whole = true })
 end
 
--- ---- gradient buffers ----
-
--- Its life is that of its holds, whatever scope the walk runs in.
-local function new_grad(shape, dtype)
-  local t = Tensor.empty(shape, dtype):keep()
-  t.storage.holds = 1
-  return t
-end
-
-local function drop(t)
-  local storage = t.storage
-  if storage.holds then
-    storage.holds = storage.holds - 1
-    if storage.holds <= 0 then
-      memory.release(storage)
-    end
-  end
-end
-
-local function zero(t)
-  check(C.lg_fill(ctx, 0, Tensor.to_write(t)))
-end
-
-local function add_to(x, y)
-  check(C.lg_accumulate(ctx, x.raw, Tensor.to_write(y)))
-end
-
--- The part of the base's gradient buffer that belongs to a view.
-local function part_of(edge, buffer)
-  if edge.whole then
-    local strides
-    if not buffer:is_contiguous() then
-      strides = { tonumber(buffer.raw.stride[0]), edge.shape[#edge.shape], 1 }
-    end
-    return Tensor.view_of(buffer, 0, edge.shape, strides)
-  end
-  return buffer:narrow(edge.dim, edge.start, edge.length)
-end
-
--- Zeroes what no view has written, so that the buffer can be read or added to.
-local function complete(edge)
-  local parts = edge.parts
-  if not parts then
-    return
-  end
-  edge.parts = nil
-  table.sort(parts, function(a, b)
-    return a.start < b.start
-  end)
-  local dim, at = parts[1].dim, 1
-  local function zero_until(stop)
-    if stop > at then
-      zero(edge.grad:narrow(dim, at, stop - at))
-    end
-  end
-  for _, part in ipairs(parts) do
-    zero_until(part.start)
-    at = math.max(at, part.start + part.length)
-  end
-  zero_until(edge.shape[dim] + 1)
-end
-
-local function overlaps(parts, edge)
-  for _, part in ipairs(parts) do
-    if part.dim ~= edge.dim then
-      return true
-    end
-    if part.start < edge.start + edge.length and edge.start < part.start + part.length then
-      return true
-    end
-  end
-  return false
-end
-
-local target
-
--- Where a view writes its gradient: a tensor and whether what lies there must be added to.
-local function view_target(edge)
-  local base = edge.base
-  if edge.whole then
-    local buffer, add = target(base)
-    return part_of(edge, buffer), add
-  end
-  if base.leaf or base.base then
-    -- Into a defined buffer, by adding.
-    local buffer, add = target(base)
-    if not add then
-      zero(buffer)
-    end
-    return part_of(edge, buffer), true
-  end
-  if not base.grad then
-    base.grad = new_grad(base.shape, base.dtype)
-    base.parts = {}
-  end
-  if base.parts and not overlaps(base.parts, edge) then
-    base.parts[#base.parts + 1] = edge
-    return part_of(edge, base.grad), false
-  end
-  local buffer = target(base)
-  return part_of(edge, buffer), true
-end
-
--- The buffer of an edge's gradient, writable, and whether it already holds a part of the sum.
-target = function(edge)
-  if edge.leaf then
-    local leaf = edge.leaf
-    if leaf.grad then
-      Tensor.to_write(leaf.grad) -- may be the user's own
-      return leaf.grad, true
-    end
-    leaf.grad = Tensor.empty(leaf.shape, grad_dtype(leaf.dtype)):keep()
-    memory.claim(leaf.grad.storage, "gradients")
-    return leaf.grad, false
-  elseif edge.base then
-    return view_target(edge)
-  end
-  local grad = edge.grad
-  if not grad then
-    edge.grad = new_grad(edge.shape, edge.dtype)
-    return edge.grad, false
-  end
-  complete(edge)
-  if grad.storage.holds > 1 then
-    local own = new_grad(edge.shape, edge.dtype)
-    check(C.lg_copy(ctx, grad.raw, own.raw))
-    drop(grad)
-    edge.grad = own
-  end
-  return edge.grad, true
-end
-
---- Where a backward op writes the gradient of an input, overwriting. The second value is true when
---- `settle` must follow.
----@param edge liger.Edge|false
----@param strided boolean  the op can write rows with a stride
-function M.dest(edge, strided)
-  if not edge then
-    return nil, false
-  end
-  if not edge.leaf and not edge.base and not edge.grad then
-    edge.grad = new_grad(edge.shape, edge.dtype)
-    return edge.grad, false
-  end
-  -- An op that has the same view twice asks twice: the first answer stands until it is settled.
-  if edge.base and not edge.target then
-    local part, add = view_target(edge)
-    if not add and part.dtype == edge.dtype and (strided or part:is_contiguous()) then
-      return part, false
-    end
-    edge.target, edge.target_add = part, add
-  end
-  return new_grad(edge.shape, edge.dtype), true
-end
-
---- Adds a gradient that `dest` could not place directly, and frees it.
-function M.settle(edge, grad)
-  if edge.base then
-    local part, add = edge.target, edge.target_add
-    if not part then
-      part, add = view_target(edge)
-    end
-    edge.target, edge.target_add = nil, nil
-    if add then
-      add_to(grad, part)
-    else
-      part:copy_(grad)
-    end
-    drop(grad)
-    return
-  end
-  if not edge.leaf and edge.grad and edge.grad.storage.holds > 1 and grad.dtype == edge.dtype then
-    -- What has arrived is shared: add it to the new buffer instead of copying it.
-    complete(edge)
-    add_to(edge.grad, grad)
-    drop(edge.grad)
-    edge.grad = grad
-    return
-  end
-  local buffer, add = target(edge)
-  if add then
-    add_to(grad, buffer)
-  else
-    buffer:copy_(grad)
-  end
-  drop(grad)
-end
-
---- Where a backward op adds a weight's gradient: the leaf's own buffer.
-function M.sum_dest(edge)
-  if not edge then
-    return nil, false
-  end
-  if edge.leaf then
-    local buffer, add = target(edge)
-    if not add then
-      zero(buffer)
-    end
-    return buffer, false
-  end
-  if edge.base and not edge.target then
-    local part, add = view_target(edge)
-    if edge.base.leaf and part:is_contiguous() then
-      if not add then
-        zero(part)
-      end
-      return part, false
-    end
-    edge.target, edge.target_add = part, add
-  end
-  local grad = new_grad(edge.shape, grad_dtype(edge.dtype))
-  zero(grad)
-  return grad, true
-end
-
---- Passes a gradient on without a copy; several edges may share it.
----@param edge liger.Edge|false
----@param grad liger.Tensor  dense
-function M.give(edge, grad)
-  if not edge then
-    return
-  end
-  if not edge.leaf and not edge.base and not edge.grad then
-    edge.grad = grad:keep()
-    grad.storage.holds = (grad.storage.holds or 0) + 1
-    return
-  end
-  local buffer, add = target(edge)
-  if add then
-    add_to(grad, buffer)
-  else
-    buffer:copy_(grad)
-  end
-end
-
---- The gradient that has arrived at a node's output, complete and dense; zeros when none has and
---- `needed`.
-function M.incoming(edge, needed)
-  if edge.grad then
-    complete(edge)
-    return edge.grad
-  end
-  if needed then
-    edge.grad = new_grad(edge.shape, edge.dtype)
-    zero(edge.grad)
-    return edge.grad
-  end
-  return nil
-end
+-- ---- rules ----
 
 -- A gradient that Lua code hands over, dense, or a refusal. Leaves and views add it up in their own
 -- dtype.
@@ -447,9 +191,9 @@ end
 
 -- An addition passes its gradient on to both sides.
 M.rules.add = function(node)
-  local dy = M.incoming(node.out_y, true)
-  M.give(node[1], dy)
-  M.give(node[2], dy)
+  local dy = gradient.incoming(node.out_y, true)
+  gradient.give(node[1], dy)
+  gradient.give(node[2], dy)
 end
 
 -- ---- the walk ----
@@ -490,7 +234,7 @@ end
 local function free_node(node)
   for _, edge in ipairs(node.outputs) do
     if edge.grad then
-      drop(edge.grad)
+      gradient.drop(edge.grad)
       edge.grad = nil
     end
   end
@@ -517,12 +261,12 @@ local function walk(edge, above)
 end
 
 --- Adds the gradient of this tensor to `.grad` of every leaf it came from, and frees the graph.
----@param gradient? liger.Tensor  incoming gradient; a scalar needs none
-function methods:backward(gradient)
+---@param grad? liger.Tensor  incoming gradient; a scalar needs none
+function methods:backward(grad)
   if not self.edge then
     lib.raise("backward: tensor has no graph; did it come from tensors that require a gradient?")
   end
-  if not gradient then
+  if not grad then
     if self:numel() ~= 1 then
       lib.raise(
         ("backward: tensor is %s, wanted one element, or a gradient"):format(
@@ -530,14 +274,14 @@ function methods:backward(gradient)
         )
       )
     end
-    gradient = Tensor.empty(self.shape, self.dtype):fill_(1)
-    gradient.is_seed = true -- a 1 that nobody needs to read back
+    grad = Tensor.empty(self.shape, self.dtype):fill_(1)
+    grad.is_seed = true -- a 1 that nobody needs to read back
   else
-    gradient = checked_gradient("backward: gradient", gradient, self.edge)
+    grad = checked_gradient("backward: gradient", grad, self.edge)
   end
   -- One hold more than the walk will drop: the caller keeps its tensor.
-  gradient.storage.holds = (gradient.storage.holds or 0) + 1
-  M.give(self.edge, gradient)
+  grad.storage.holds = (grad.storage.holds or 0) + 1
+  gradient.give(self.edge, grad)
   walk(self.edge, 0)
 end
 
@@ -575,7 +319,7 @@ function M.rule(name, forward, backward)
   local function run(node)
     local dys = {}
     for i = 1, node.num_outputs do
-      dys[i] = M.incoming(node["out_" .. i], false)
+      dys[i] = gradient.incoming(node["out_" .. i], false)
     end
     local grads = { backward(node.saved, unpack(dys, 1, node.num_outputs)) }
     for i = 1, node.n do
@@ -584,7 +328,7 @@ function M.rule(name, forward, backward)
         grad = checked_gradient(("%s: gradient %d"):format(name, i), grad, node[i])
         -- The rule may keep what it returns, so this buffer is never freed early.
         grad.storage.holds = grad.storage.holds or 1
-        M.give(node[i], grad)
+        gradient.give(node[i], grad)
       end
     end
   end
@@ -661,12 +405,12 @@ function M.checkpoint(fn, ...)
         end
       end
     end
-    local dy = M.incoming(node.out_y, true)
+    local dy = gradient.incoming(node.out_y, true)
     local inner = memory.open_scope()
     state.recording = true
     local out = fn(unpack(again, 1, count))
     -- Only what fn made is walked here: edges that came from outside wait for their own turn.
-    M.give(out.edge, dy)
+    gradient.give(out.edge, dy)
     walk(out.edge, above)
     state.recording = false
     memory.close_scope(inner)

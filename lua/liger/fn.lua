@@ -1,6 +1,7 @@
 -- Composites of ops, tensor arithmetic, and the two heads whose backward needs more than a shape
 -- line can say.
 local autograd = require("liger.autograd")
+local gradient = require("liger.gradient")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
@@ -352,18 +353,18 @@ end
 
 local function linear_logprob_backward(node)
   local o = node.options
-  local dlogp = autograd.incoming(node.out_logp, true)
-  local dentropy = autograd.incoming(node.out_entropy, false)
-  local dx, dx_add = autograd.dest(node[1], false)
-  local dw, dw_add = autograd.sum_dest(node[2])
-  local db, db_add = autograd.sum_dest(node[3])
+  local dlogp = gradient.incoming(node.out_logp, true)
+  local dentropy = gradient.incoming(node.out_entropy, false)
+  local dx, dx_add = gradient.dest(node[1], false)
+  local dw, dw_add = gradient.sum_dest(node[2])
+  local db, db_add = gradient.sum_dest(node[3])
   ops.raw.linear_logprob_backward(
     dlogp, dentropy, node.x, node.w, o.bias, node.target, dentropy and node.entropy, node.lse,
     o.temperature, o.softcap, o.ignore, node.z, dx, dw, db
   )
-  if dx_add then autograd.settle(node[1], dx) end
-  if dw_add then autograd.settle(node[2], dw) end
-  if db_add then autograd.settle(node[3], db) end
+  if dx_add then gradient.settle(node[1], dx) end
+  if dw_add then gradient.settle(node[2], dw) end
+  if db_add then gradient.settle(node[3], db) end
 end
 
 --- Log-probability of each target under softmax(x w^T), without the [N,V] logits beyond a chunk or
@@ -400,7 +401,7 @@ function M.linear_logprob(x, w, target, options)
 end
 
 local function linear_cross_entropy_backward(node)
-  local dy = autograd.incoming(node.out_loss, true)
+  local dy = gradient.incoming(node.out_loss, true)
   if not dy.is_seed and dy:item() ~= 1 then
     lib.raise(
       (
@@ -409,7 +410,7 @@ local function linear_cross_entropy_backward(node)
     )
   end
   if node.grad_x then
-    autograd.give(node[1], node.grad_x)
+    gradient.give(node[1], node.grad_x)
   end
 end
 
@@ -448,7 +449,7 @@ function M.linear_cross_entropy(x, w, target, options)
       )
     end
   end
-  grad_w, grad_b = autograd.sum_dest(edges[2]), autograd.sum_dest(edges[3])
+  grad_w, grad_b = gradient.sum_dest(edges[2]), gradient.sum_dest(edges[3])
   ops.raw.linear_cross_entropy(
     x, w, o.bias, target, o.scale, o.softcap, o.ignore, rows.loss, rows.entropy, rows.predicted,
     grad_x, grad_w, grad_b

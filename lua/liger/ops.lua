@@ -4,6 +4,7 @@
 -- record themselves on the tape of autograd.lua.
 local abi = require("abi")
 local autograd = require("liger.autograd")
+local gradient = require("liger.gradient")
 local lib = require("liger.ffi")
 local schema = require("liger.schema")
 local Tensor = require("liger.tensor")
@@ -331,10 +332,10 @@ for _, op in ipairs(list) do
       lib.C,
       lib.ctx,
       lib.check,
-      autograd.incoming,
-      autograd.dest,
-      autograd.sum_dest,
-      autograd.settle,
+      gradient.incoming,
+      gradient.dest,
+      gradient.sum_dest,
+      gradient.settle,
       dead_tensor
     )
     backward = autograd.rules[op.name] or backward
