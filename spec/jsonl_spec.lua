@@ -94,7 +94,7 @@ describe("jsonl", function()
     it("says where it cannot write", function()
       helper.raises(function()
         jsonl.write("/nowhere/rows.jsonl", {})
-      end, "/nowhere/rows.jsonl: No such file or directory")
+      end, "/nowhere/rows.jsonl: cannot be written: No such file or directory")
     end)
   end)
 

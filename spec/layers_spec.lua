@@ -5,7 +5,7 @@ local Tensor = require("liger.tensor")
 
 -- A module may require its own level and those below.
 local LEVEL = {
-  device = 0, ffi = 0, schema = 0, sys = 0,
+  device = 0, ffi = 0, file = 0, schema = 0, sys = 0,
   memory = 1, tensor = 1,
   autograd = 2, gradient = 2, graph = 2, ops = 2,
   fn = 3,

@@ -457,6 +457,21 @@ describe("saving", function()
     end
   end)
 
+  it("keeps the stop ids and the rest of generation_config.json", function()
+    in_folder(function(folder)
+      local model = random_model()
+      model.stop_ids = { 4, 2 }
+      loader.save(model, folder .. "/a")
+      local first = loader.load(folder .. "/a")
+      assert.same({ 4, 2 }, first.stop_ids)
+      first.generation_config.temperature = 0.6
+      loader.save(first, folder .. "/b")
+      local second = loader.load(folder .. "/b")
+      assert.same({ 4, 2 }, second.stop_ids)
+      assert.equal(0.6, second.generation_config.temperature)
+    end)
+  end)
+
   it("writes the tokenizer's files beside the model", function()
     in_folder(function(folder)
       loader.save(random_model(), folder, {
@@ -474,7 +489,7 @@ describe("saving", function()
       helper.raises(function()
         loader.save(random_model(), folder .. "/file/model")
       end, folder .. "/file/model: cannot be made")
-      os.execute(("mkdir -p %q"):format(folder .. "/config.json.tmp"))
+      os.execute(("mkdir -p %q"):format(folder .. "/config.json.part"))
       helper.raises(function()
         loader.save(random_model(), folder)
       end, folder .. "/config.json: cannot be written")
@@ -610,6 +625,15 @@ describe("a GGUF file", function()
       ["token_embd.weight"] = index["token_embd.weight"], ["rope_freqs.weight"] = {},
     }
     refused({}, scaled, "m.gguf: rope_freqs.weight: scaled rope from GGUF is not read")
+    refused({
+      ["qwen3.rope.scaling.type"] = "yarn",
+    }, index, "m.gguf: qwen3.rope.scaling.type is yarn, wanted no scaled rope; use the safetensors")
+    refused({ ["qwen3.rope.scaling.factor"] = 4 }, index, "qwen3.rope.scaling.factor is 4")
+    refused({ ["qwen3.attention.sliding_window"] = 64 }, index, "sliding_window is 64, wanted no")
+    refused({ ["qwen3.rope.dimension_count"] = 2 }, index, "count is 2, wanted the head's 4")
+    gguf.config(
+      meta({ ["qwen3.rope.scaling.type"] = "none", ["qwen3.rope.dimension_count"] = 4 }), index, "m"
+    )
     helper.raises(function()
       gguf.config({}, index, "m.gguf")
     end, "m.gguf: architecture is nil")

@@ -1,5 +1,6 @@
 -- Reads JSON lines: one object a line, and what is wrong by file, line and column.
 local cjson = require("cjson").new()
+local files = require("liger.file")
 local json = require("liger.data.json")
 
 cjson.decode_invalid_numbers(false)
@@ -113,24 +114,29 @@ end
 ---@param path string
 ---@param rows table[]
 function M.write(path, rows)
-  local file, message = io.open(path, "wb")
-  if not file then
-    error(message, 0)
-  end
-  for _, row in ipairs(rows) do
+  local lines = {}
+  for i, row in ipairs(rows) do
     local copy = {}
     for key, value in pairs(row) do
       copy[key] = value
     end
     copy._line = nil
-    file:write(json.encode(copy), "\n")
+    lines[i] = json.encode(copy) .. "\n"
   end
-  file:close()
+  files.write(path, table.concat(lines))
 end
 
 -- ---- prompts ----
 
-local function check_messages(path, line, name, messages)
+--- Refuses what is no list of { role, content }.
+---@param path string
+---@param line integer
+---@param name string  of the column
+---@param messages table[]
+function M.check_messages(path, line, name, messages)
+  if #messages == 0 then
+    fail(path, line, name .. " is empty")
+  end
   for i, message in ipairs(messages) do
     if type(message) ~= "table" or type(message.role) ~= "string" then
       fail(path, line, ("%s[%d] has no role, wanted { role, content }"):format(name, i))
@@ -175,7 +181,7 @@ local function prompt_of(row, path)
   if prompt == nil then
     fail(path, row._line, ("no prompt and no messages, the columns are %s"):format(columns(row)))
   elseif type(prompt) == "table" then
-    check_messages(path, row._line, name, prompt)
+    M.check_messages(path, row._line, name, prompt)
     prompt = name == "messages" and without_answer(prompt) or prompt
   elseif type(prompt) ~= "string" then
     local wanted = "prompt is a %s, wanted a string or a list of messages"

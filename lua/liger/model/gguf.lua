@@ -4,6 +4,36 @@ local Tensor = require("liger.tensor")
 
 local M = {}
 
+-- Settings that would change the result if they were passed over.
+local function check_unread(meta, arch, head_dim, path)
+  local function refuse(key, wanted)
+    lib.raise(
+      ("%s: %s is %s, wanted %s; use the safetensors folder"):format(
+        path, key, tostring(meta[key]), wanted
+      )
+    )
+  end
+  local keys = {}
+  for key in pairs(meta) do
+    keys[#keys + 1] = key
+  end
+  table.sort(keys)
+  for _, key in ipairs(keys) do
+    local name = key:sub(1, #arch + 1) == arch .. "." and key:sub(#arch + 2) or ""
+    local value = meta[key]
+    if name:find("^rope%.scaling%.") or name == "rope.scale_linear" then
+      if value ~= "none" and value ~= 1 and value ~= 0 and value ~= false then
+        refuse(key, "no scaled rope")
+      end
+    elseif name == "attention.sliding_window" and value ~= 0 then
+      refuse(key, "no sliding window")
+    elseif (name == "rope.dimension_count" or name == "attention.value_length")
+      and value ~= head_dim then
+      refuse(key, ("the head's %d"):format(head_dim))
+    end
+  end
+end
+
 --- The config that a GGUF file's metadata describes.
 ---@param meta table  the key-value pairs
 ---@param index table tensors by name
@@ -36,6 +66,8 @@ function M.config(meta, index, path)
     lib.raise(("%s: tensor token_embd.weight is missing"):format(path))
   end
   local hidden, heads = get("embedding_length"), get("attention.head_count")
+  local head_dim = get("attention.key_length", hidden / heads)
+  check_unread(meta, arch, head_dim, path)
   return {
     model_type = arch,
     architectures = { arch == "llama" and "LlamaForCausalLM" or "Qwen3ForCausalLM" },
@@ -44,7 +76,7 @@ function M.config(meta, index, path)
     num_hidden_layers = get("block_count"),
     num_attention_heads = heads,
     num_key_value_heads = get("attention.head_count_kv", heads),
-    head_dim = get("attention.key_length", hidden / heads),
+    head_dim = head_dim,
     intermediate_size = get("feed_forward_length"),
     rms_norm_eps = get("attention.layer_norm_rms_epsilon"),
     rope_theta = get("rope.freq_base", 10000),

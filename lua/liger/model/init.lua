@@ -3,6 +3,7 @@
 local cjson = require("cjson")
 local ffi = require("ffi")
 local decoder = require("liger.model.decoder")
+local files = require("liger.file")
 local gguf = require("liger.model.gguf")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
@@ -137,7 +138,7 @@ end
 
 local function load_folder(path, dtype)
   local config = read_json(path .. "/config.json")
-  local files = {}
+  local parts = {}
   local shards = read_json(path .. "/model.safetensors.index.json")
   if shards then
     local seen, map = {}, shards.weight_map
@@ -151,20 +152,20 @@ local function load_folder(path, dtype)
     for _, name in pairs(map) do
       if not seen[name] then
         seen[name] = true
-        files[#files + 1] = { path = path .. "/" .. name }
+        parts[#parts + 1] = { path = path .. "/" .. name }
       end
     end
-    table.sort(files, function(a, b)
+    table.sort(parts, function(a, b)
       return a.path < b.path
     end)
   else
-    files[1] = { path = path .. "/model.safetensors" }
+    parts[1] = { path = path .. "/model.safetensors" }
   end
-  for _, f in ipairs(files) do
+  for _, f in ipairs(parts) do
     f.file = weights.open(f.path)
   end
   local model = M.from_config(config, { dtype = dtype, path = path .. "/config.json" })
-  weights.load(model, weights.index(files), path)
+  weights.load(model, weights.index(parts), path)
   local generation = read_json(path .. "/generation_config.json")
   local has_tokenizer = read_file(path .. "/tokenizer.json") ~= nil
   local tokenizer = has_tokenizer and require("liger.data.tokenizer").load(path) or nil
@@ -225,23 +226,23 @@ function M.load(path, options)
     model, tokenizer = load_gguf(path, dtype)
   end
   memory.close_scope(scope)
-  model.path = path
+  model.path, model.generation_config = path, generation
   model.stop_ids = stop_ids(model.config, generation, tokenizer)
   return model, tokenizer
 end
 
-local function write_file(path, text)
-  local file, message = io.open(path .. ".tmp", "wb")
-  if not file then
-    lib.raise(("%s: cannot be written: %s"):format(path, message))
+-- The generation config that the model was loaded with, its stop ids as they are now; nil: none.
+local function generation_config(model)
+  local ids, generation = model.stop_ids or {}, {}
+  for key, value in pairs(model.generation_config or {}) do
+    generation[key] = value
   end
-  file:write(text)
-  file:close()
-  assert(os.rename(path .. ".tmp", path))
+  generation.eos_token_id = #ids > 1 and ids or ids[1]
+  return next(generation) and generation
 end
 
---- Writes a model as a Hugging Face folder: config.json, model.safetensors and, from where it was
---- loaded, the tokenizer's files.
+--- Writes a model as a Hugging Face folder: config.json, generation_config.json (the stop ids),
+--- model.safetensors and, from where it was loaded, the tokenizer's files.
 ---@param model liger.Decoder
 ---@param folder string       made when it is not there
 ---@param tokenizer? liger.Tokenizer
@@ -259,10 +260,14 @@ function M.save(model, folder, tokenizer)
   config[config.dtype and "dtype" or "torch_dtype"] = (
     { f32 = "float32", bf16 = "bfloat16", f64 = "float64" }
   )[model.dtype]
-  write_file(folder .. "/config.json", cjson.encode(config) .. "\n")
+  files.write(folder .. "/config.json", cjson.encode(config) .. "\n")
+  local generation = generation_config(model)
+  if generation then
+    files.write(folder .. "/generation_config.json", cjson.encode(generation) .. "\n")
+  end
   if tokenizer and tokenizer.files then
     for name, text in pairs(tokenizer:files()) do
-      write_file(folder .. "/" .. name, text)
+      files.write(folder .. "/" .. name, text)
     end
   end
 end
