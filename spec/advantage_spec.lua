@@ -69,9 +69,18 @@ describe("advantages", function()
     assert.same({ reward = 0, reward_std = 0, frac_reward_zero_std = 0 }, metrics)
   end)
 
+  it("come with mean and deviation of each named function, where it applies", function()
+    local _, metrics = compute({ { 1, NAN, NAN }, { 3, 3, NAN } }, { names = { "a", "b", "c" } })
+    assert.equal(2, metrics["rewards/a/mean"])
+    helper.close(metrics["rewards/a/std"], math.sqrt(2), 1e-12)
+    assert.equal(3, metrics["rewards/b/mean"])
+    assert.equal(0, metrics["rewards/b/std"])
+    assert.is_nil(metrics["rewards/c/mean"])
+  end)
+
   it("of nothing are nothing", function()
     for _, options in ipairs({
-      {}, { scale_rewards = "batch" }, { aggregation = "normalize_then_sum" },
+      {}, { scale_rewards = "batch" }, { multi_objective_aggregation = "normalize_then_sum" },
     }) do
       options.group = 4
       local advantages, metrics = advantage.compute({}, options)
@@ -96,8 +105,8 @@ describe("advantages", function()
     }, "advantage: scale_rewards is sum, wanted group, batch or none")
     refused({ 1 }, { group = 1, scale_rewards = false }, "advantage: scale_rewards is false")
     refused({ 1 }, {
-      group = 1, aggregation = "sum",
-    }, "advantage: aggregation is sum, wanted sum_then_normalize")
+      group = 1, multi_objective_aggregation = "sum",
+    }, "advantage: multi_objective_aggregation is sum, wanted sum_then_normalize or normalize_")
     refused({ 1 }, { group = 1, scale = "none" }, "advantage: unknown option scale")
     refused({ { 1, 2 } }, {
       group = 1, reward_weights = { 1 },

@@ -328,10 +328,15 @@ function runners.grpo(case)
   local loss = fn.sum(token_loss * Tensor.from_table(weights, case.dtype))
   loss:backward()
   logp:backward(inner.grad)
-  local metrics = grpo.metrics(
-    #rows > 0 and grpo.sums(batch, picked(entropy, rows, case.dtype), parts, options) or nil,
-    options
-  )
+  local sums = #rows > 0 and grpo.sums(batch, picked(entropy, rows, case.dtype), parts, options)
+  if not sums or sums.tokens == 0 then
+    -- TRL logs zeros where nothing counts, here these metrics are left out.
+    assert.same({}, grpo.metrics(sums or nil, options))
+    sums = {
+      tokens = 1, sequences = 1, entropy = 0, kl = 0, low = 0, high = 0, low_min = 0, high_max = 0,
+    }
+  end
+  local metrics = grpo.metrics(sums, options)
   local result = {
     ["out.loss"] = loss, ["out.logp"] = logp, ["out.entropy"] = entropy, ["out.dlogp"] = inner.grad,
     ["out.dentropy"] = fn.full_like(logp, 0),
@@ -349,7 +354,7 @@ function runners.grpo_advantage(case)
   local o = case.options
   local advantages, metrics = advantage.compute(case.get("in.rewards", "f64"):to_table(), {
     group = o.num_generations, scale_rewards = o.scale_rewards, reward_weights = o.reward_weights,
-    aggregation = o.aggregation,
+    multi_objective_aggregation = o.aggregation,
   })
   local result = { ["out.advantages"] = advantages }
   for name, value in pairs(metrics) do

@@ -72,6 +72,15 @@ local function weighted(rewards, weights)
   return totals
 end
 
+-- The rewards of function f.
+local function column(rows, f)
+  local list = {}
+  for i, row in ipairs(rows) do
+    list[i] = row[f]
+  end
+  return list
+end
+
 -- GDPO: z-scores by function and group, weighted and summed, then normalised over the batch.
 local function normalize_then_sum(rewards, group, weights)
   local sums = {}
@@ -79,11 +88,7 @@ local function normalize_then_sum(rewards, group, weights)
     sums[i] = 0
   end
   for f = 1, #rewards[1] do
-    local column = {}
-    for i, row in ipairs(rewards) do
-      column[i] = row[f]
-    end
-    for i, a in ipairs((normalise(column, group, "group"))) do
+    for i, a in ipairs((normalise(column(rewards, f), group, "group"))) do
       sums[i] = sums[i] + (weights and weights[f] or 1) * a
     end
   end
@@ -94,7 +99,10 @@ local function normalize_then_sum(rewards, group, weights)
   return sums
 end
 
-local OPTIONS = { group = true, scale_rewards = true, reward_weights = true, aggregation = true }
+local OPTIONS = {
+  group = true, scale_rewards = true, reward_weights = true, multi_objective_aggregation = true,
+  names = true,
+}
 
 local function check(options)
   for key in pairs(options) do
@@ -102,7 +110,8 @@ local function check(options)
       lib.raise(("advantage: unknown option %s"):format(tostring(key)))
     end
   end
-  local group, scale, aggregation = options.group, options.scale_rewards, options.aggregation
+  local group, scale = options.group, options.scale_rewards
+  local aggregation = options.multi_objective_aggregation
   if type(group) ~= "number" or group < 1 or group % 1 ~= 0 then
     lib.raise(("advantage: group is %s, wanted a whole number from 1"):format(tostring(group)))
   end
@@ -115,7 +124,8 @@ local function check(options)
     and aggregation ~= "normalize_then_sum" then
     lib.raise(
       (
-        "advantage: aggregation is %s, wanted sum_then_normalize or normalize_then_sum"
+        "advantage: multi_objective_aggregation is %s, wanted sum_then_normalize or "
+          .. "normalize_then_sum"
       ):format(tostring(aggregation))
     )
   end
@@ -145,8 +155,8 @@ end
 ---@param rewards number[]|number[][]  one a completion, group by group; or one a function and
 ---   completion, NaN where it does not apply
 ---@param options table  group (completions a prompt), scale_rewards ("group", "batch", "none"),
----   reward_weights, aggregation
----   ("sum_then_normalize", "normalize_then_sum")
+---   reward_weights, multi_objective_aggregation ("sum_then_normalize", "normalize_then_sum"),
+---   names (of the functions: their mean and std join the metrics)
 ---@return number[] advantages
 ---@return { reward: number, reward_std: number, frac_reward_zero_std: number } metrics
 function M.compute(rewards, options)
@@ -160,7 +170,7 @@ function M.compute(rewards, options)
   local rows = as_rows(rewards, options.reward_weights)
   local totals = weighted(rows, options.reward_weights)
   local advantages, stds = normalise(totals, group, scale)
-  if options.aggregation == "normalize_then_sum" and #rows > 0 then
+  if options.multi_objective_aggregation == "normalize_then_sum" and #rows > 0 then
     advantages = normalize_then_sum(rows, group, options.reward_weights)
   end
   local mean = moments(totals)
@@ -175,11 +185,19 @@ function M.compute(rewards, options)
   if scale == "batch" then
     zero = reported == 0 and #stds or 0
   end
-  return advantages, {
+  local metrics = {
     reward = finite_or_zero(mean),
     reward_std = finite_or_zero(reported),
     frac_reward_zero_std = zero / math.max(#stds, 1),
   }
+  for f, name in ipairs(options.names or {}) do
+    local value, std, n = moments(column(rows, f))
+    if n > 0 then
+      metrics[("rewards/%s/mean"):format(name)] = value
+      metrics[("rewards/%s/std"):format(name)] = std
+    end
+  end
+  return advantages, metrics
 end
 
 return M

@@ -202,16 +202,14 @@ function M.sums(batch, entropy, parts, options, sums)
   return sums
 end
 
---- TRL's metrics from the sums of all micro-batches.
+--- TRL's metrics from the sums of all micro-batches; none where nothing was trained on.
 ---@param sums table|nil  nil: no token had a gradient
 ---@param options table
 ---@return table<string, number>
 function M.metrics(sums, options)
   local tokens = sums and sums.tokens or 0
   if tokens == 0 then
-    sums, tokens = {
-      sequences = 1, entropy = 0, kl = 0, low = 0, high = 0, low_min = 0, high_max = 0,
-    }, 1
+    return {}
   end
   local clips = options.importance_sampling_level == "sequence" and sums.sequences or tokens
   return {
