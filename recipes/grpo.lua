@@ -4,22 +4,27 @@
 local liger = require("liger")
 local fn, grpo = liger.fn, liger.grpo
 
+local count, whole, positive = { min = 1, whole = true }, { min = 0, whole = true }, { above = 0 }
+local from_0, share = { min = 0 }, { min = 0, max = 1 }
 local config = liger.config({
   model = "", -- a Hugging Face folder or a GGUF file; empty: a small model, warmed up here
   data = "", -- JSONL with `prompt` or `messages`, and `answer`; empty: sums of two-digit numbers
-  reward = "exact", -- exact, numeric, or a Lua file that returns function(completion, row)
+  reward = "exact", -- exact, numeric, a Lua file that returns function(completion, row), or a,b,...
+  reward_weights = "", -- a number for each reward, as 1,0.5; empty: 1 each
   holdout = 0.1, -- share of the data that is only evaluated on
+  eval_rows = 1000, -- rows of it at most
   max_steps = 750,
   prompts_per_step = 32,
   num_generations = 8, -- completions a prompt
-  max_completion_length = false, -- tokens; default 5 for sums, 256 for data
-  learning_rate = false, -- default 4e-4 for sums, 1e-6 for a checkpoint
-  lr_schedule = "wsd", -- constant, linear, cosine or wsd: constant, then falling over the last 30%
-  warmup_steps = 20,
+  max_completion_length = false, -- tokens; default 5 for sums, 512 for data
+  learning_rate = false, -- default 4e-4 for sums, 1e-6 for data
+  lr_scheduler_type = false, -- default wsd (constant, then falling) for sums, linear for data
+  warmup_steps = false, -- default 20 for sums, 0 for data
   weight_decay = 0,
-  max_grad_norm = 1,
+  max_grad_norm = 1, -- 0: no clipping
   num_iterations = 1, -- updates a batch of completions
   micro_tokens = 16384, -- tokens a forward takes in; 0: no limit
+  cache_bytes = 2 ^ 30, -- of the completions' keys and values at most
   temperature = 1,
   top_k = 0, -- 0: off
   top_p = 1,
@@ -32,39 +37,34 @@ local config = liger.config({
   use_bias_correction_kl = true,
   importance_sampling_level = "token", -- token, or sequence (GSPO)
   scale_rewards = "group", -- group, batch or none
+  multi_objective_aggregation = "sum_then_normalize", -- or normalize_then_sum, of several rewards
   mask_truncated_completions = false,
   sft_learning_rate = 1e-3, -- of the small model's warm-up, 128 problems a step
   sft_until = 0.3, -- share of right sampled answers that ends the warm-up
   save = "", -- folder for the trained model
 }, {
-  loss_type = { "grpo", "bnpo", "dapo", "dr_grpo" },
-  lr_schedule = { "constant", "linear", "cosine", "wsd" },
-  scale_rewards = { "group", "batch", "none" }, importance_sampling_level = { "token", "sequence" },
-  holdout = { above = 0, max = 0.9 },
-  max_steps = { min = 0, whole = true },
-  prompts_per_step = { min = 1, whole = true }, num_generations = { min = 2, whole = true },
-  num_iterations = { min = 1, whole = true },
-  temperature = { above = 0 },
+  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_steps = whole,
+  prompts_per_step = count, num_generations = { min = 2, whole = true },
+  max_completion_length = count, learning_rate = from_0, warmup_steps = from_0,
+  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, weight_decay = from_0,
+  max_grad_norm = from_0, num_iterations = count, micro_tokens = whole, cache_bytes = count,
+  temperature = positive, top_k = whole, top_p = { above = 0, max = 1 }, min_p = share,
+  loss_type = { "grpo", "bnpo", "dapo", "dr_grpo" }, epsilon = from_0, epsilon_high = from_0,
+  delta = positive, beta = from_0, importance_sampling_level = { "token", "sequence" },
+  scale_rewards = { "group", "batch", "none" }, sft_learning_rate = from_0, sft_until = share,
+  multi_objective_aggregation = { "sum_then_normalize", "normalize_then_sum" },
 })
-local run = liger.run(config)
-local task = liger.task.prompts(config)
-local model, tokenizer = task.model, task.tokenizer
-local reward = liger.reward(config.reward)
-local max_new = config.max_completion_length or task.max_new
-local numbered = 0 -- completions so far: their numbers seed their draws
-
-local function complete(rows, options)
-  options.max_new, options.seed, options.first_sequence = max_new, config.seed, numbered
-  local batch = liger.rollout(model, tokenizer, rows, options)
-  numbered = numbered + #batch.samples
-  return batch, batch:score(reward)
-end
-
-local function evaluate()
-  local _, sampled = complete(task.held_out, { group = 2, temperature = config.temperature })
-  local _, greedy = complete(task.held_out, { greedy = true })
-  return ("%.2f sampled, %.2f greedy"):format(sampled, greedy)
-end
+liger.fill(config, config.data == "" and {
+  max_completion_length = 5, learning_rate = 4e-4, lr_scheduler_type = "wsd", warmup_steps = 20,
+} or {
+  max_completion_length = 512, learning_rate = 1e-6, lr_scheduler_type = "linear", warmup_steps = 0,
+})
+local options = grpo.options(liger.pick(config, grpo.defaults))
+local reward = liger.reward(config.reward, config.reward_weights)
+local task = liger.task.prompts(config, reward)
+local model, run = task.model, liger.run(config)
+run:watch(model:parameters())
+local rollouts = liger.rollouts(run, task, reward)
 
 -- Warm-up: cross entropy on answers, until sampled answers to training problems are right often
 -- enough for rewards to differ.
@@ -77,36 +77,38 @@ if task.built_in then
     local loss = model:cross_entropy(batch, 1 / batch.num_completion)
     loss:backward()
     local grad_norm = optimizer:step(config.sft_learning_rate * math.min(1, step / 20))
-    local accuracy = step % 10 == 0 and select(2, complete(tests:next(256), {})) or nil
+    local accuracy = step % 10 == 0 and select(2, rollouts:complete(tests:next(256))) or nil
     run:log({ loss = loss, grad_norm = grad_norm, accuracy = accuracy, tokens = batch.num_tokens })
     if accuracy and accuracy >= config.sft_until then
-      break
+      run:stop()
     end
   end
 end
-local before = evaluate()
+local before = rollouts:evaluate()
 
 local reference = config.beta > 0 and model:copy()
-local base_lr = config.learning_rate or (task.built_in and 4e-4 or 1e-6)
 local optimizer = liger.optim.adamw(model:parameters(), {
-  lr = base_lr, weight_decay = config.weight_decay, max_grad_norm = config.max_grad_norm,
+  lr = config.learning_rate, weight_decay = config.weight_decay,
+  max_grad_norm = config.max_grad_norm,
 })
-local rate = liger.optim.schedule(config.lr_schedule, {
-  lr = base_lr, steps = config.max_steps, warmup = config.warmup_steps, decay_type = "linear",
-  decay_steps = math.floor(0.3 * config.max_steps),
+local rate = liger.optim.schedule(config.lr_scheduler_type, {
+  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
+  decay_type = "linear", decay_steps = math.floor(0.3 * config.max_steps),
 })
-local options = grpo.options(liger.merge(liger.pick(config, grpo.defaults), {
-  max_completion_length = max_new,
-}))
-local prompts = liger.sampler.new(task.train, config.seed + 2)
+local prompts, num_tokens = liger.sampler.new(task.train, config.seed + 2), 0
 
 for step in run:steps(config.max_steps, { label = "grpo" }) do
-  local batch, mean = complete(prompts:next(config.prompts_per_step), {
-    group = config.num_generations, temperature = config.temperature,
-    top_k = config.top_k, top_p = config.top_p, min_p = config.min_p,
+  local batch = rollouts:complete(prompts:next(config.prompts_per_step), {
+    group = config.num_generations, top_k = config.top_k, top_p = config.top_p,
+    min_p = config.min_p,
   })
+  if not batch then
+    break -- Ctrl-C
+  end
   local advantages, metrics = liger.advantage(batch:rewards(), {
-    group = config.num_generations, scale_rewards = config.scale_rewards,
+    group = config.num_generations, scale_rewards = config.scale_rewards, names = reward.names,
+    reward_weights = reward.weights,
+    multi_objective_aggregation = config.multi_objective_aggregation,
   })
   batch:set_advantages(advantages)
   if config.mask_truncated_completions then
@@ -116,33 +118,32 @@ for step in run:steps(config.max_steps, { label = "grpo" }) do
   if reference then
     batch:set_reference(reference, { temperature = config.temperature })
   end
-  local loss_sum, sums_of, grad_norm = 0, nil, 0
+  local loss_sum, sums, grad_norm
   for _ = 1, config.num_iterations do
-    loss_sum, sums_of = 0, nil
+    loss_sum, sums = 0, nil
     for micro in batch:split(config.micro_tokens, config.beta > 0) do
       local logp, entropy = model:logprob(micro, { temperature = config.temperature })
       local token_loss, parts = grpo.token_loss(micro, logp, options)
       local loss = fn.masked_sum(token_loss * micro.weight, micro.mask)
       loss:backward()
       loss_sum = loss_sum + loss:item()
-      sums_of = grpo.sums(micro, entropy, parts, options, sums_of)
+      sums = grpo.sums(micro, entropy, parts, options, sums)
     end
+    run:check({ loss = loss_sum })
     grad_norm = optimizer:step(rate(step - 1))
   end
-  metrics = liger.merge(metrics, batch:metrics(), grpo.metrics(sums_of, options))
-  run:log(liger.merge(metrics, {
-    loss = loss_sum, reward = mean, grad_norm = grad_norm, learning_rate = rate(step - 1),
-    tokens = batch.num_tokens,
-    skipped = batch.num_skipped, epoch = prompts:epochs(),
+  num_tokens = num_tokens + batch.num_tokens
+  run:log(liger.merge(metrics, batch:metrics(), grpo.metrics(sums, options), {
+    loss = loss_sum, grad_norm = grad_norm, learning_rate = rate(step - 1),
+    tokens = batch.num_tokens, num_tokens = num_tokens, skipped = batch.num_skipped,
+    epoch = prompts:epochs(),
   }))
   local sample = batch.samples[1]
   run:sample({ prompt = sample.row.prompt, completion = sample.text, reward = sample.reward })
 end
 
-if config.save ~= "" then
-  liger.save(model, config.save, tokenizer)
-end
-local after = evaluate()
+run:save(model, task.tokenizer)
+local after = rollouts:evaluate()
 run:print(("held-out %s before: %s"):format(task.metric, before))
 run:print(("held-out %s after: %s"):format(task.metric, after))
 run:finish()

@@ -4,46 +4,56 @@
 local liger = require("liger")
 local sft = liger.sft
 
+local count, whole, from_0 = { min = 1, whole = true }, { min = 0, whole = true }, { min = 0 }
 local config = liger.config({
   model = "", -- a Hugging Face folder or a GGUF file; empty: a small model
   data = "", -- JSONL; empty: sums of two-digit numbers
   holdout = 0.1, -- share of the data that is only evaluated on
+  eval_rows = 1000, -- rows of it at most
   max_length = 1024, -- tokens a sample; longer ones are cut on the right
-  max_steps = 300,
-  batch_size = 128, -- samples a step
+  num_train_epochs = false, -- passes over the data; default 3
+  max_steps = false, -- steps, whatever the epochs are; default 300 for sums, the epochs' for data
+  batch_size = false, -- samples a step; default 128 for sums, 8 for data
   micro_tokens = 16384, -- tokens a forward takes in; 0: no limit
-  learning_rate = false, -- default 1e-3 for sums, 2e-5 for a checkpoint
-  lr_schedule = "linear", -- constant, linear, cosine or wsd
-  warmup_steps = 20,
+  learning_rate = false, -- default 1e-3 for sums, 2e-5 for data
+  lr_scheduler_type = "linear", -- constant, linear, cosine or wsd
+  warmup_steps = false, -- default 20 for sums, 0 for data
   weight_decay = 0,
-  max_grad_norm = 1,
+  max_grad_norm = 1, -- 0: no clipping
   gradient_checkpointing = false, -- recompute layers in the backward: less memory, more time
   save = "", -- folder for the trained model
 }, {
-  lr_schedule = { "constant", "linear", "cosine", "wsd" },
-  holdout = { above = 0, max = 0.9 },
-  max_steps = { min = 0, whole = true },
-  batch_size = { min = 1, whole = true },
+  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_length = count,
+  num_train_epochs = { above = 0 }, max_steps = whole,
+  batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
+  micro_tokens = whole, learning_rate = from_0, warmup_steps = from_0, weight_decay = from_0,
+  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, max_grad_norm = from_0,
 })
+liger.fill(config, config.data == "" and {
+  max_steps = not config.num_train_epochs and 300, batch_size = 128, learning_rate = 1e-3,
+  warmup_steps = 20,
+} or { num_train_epochs = 3, batch_size = 8, learning_rate = 2e-5, warmup_steps = 0 })
 
-local run = liger.run(config)
 local task = liger.task.supervised(config)
-local model = task.model
-model.checkpointing = config.gradient_checkpointing
-
-local base_lr = config.learning_rate or (task.built_in and 1e-3 or 2e-5)
-local optimizer = liger.optim.adamw(model:parameters(), {
-  lr = base_lr, weight_decay = config.weight_decay, max_grad_norm = config.max_grad_norm,
+liger.fill(config, {
+  max_steps = math.ceil((config.num_train_epochs or 0) * #task.train / config.batch_size),
 })
-local rate = liger.optim.schedule(config.lr_schedule, {
-  lr = base_lr, steps = config.max_steps, warmup = config.warmup_steps,
+local model, run = task.model, liger.run(config)
+model.checkpointing = config.gradient_checkpointing
+run:watch(model:parameters())
+
+local optimizer = liger.optim.adamw(model:parameters(), {
+  lr = config.learning_rate, weight_decay = config.weight_decay,
+  max_grad_norm = config.max_grad_norm,
+})
+local rate = liger.optim.schedule(config.lr_scheduler_type, {
+  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
   decay_steps = math.floor(0.3 * config.max_steps),
 })
 
--- Sums over the targets of the samples: loss, entropy, correct, tokens. `scale` is the weight of a
+-- Adds the samples' loss, entropy, correct and tokens to `total`. `scale` is the weight of a
 -- token; nil: no gradients.
-local function pass(samples, scale)
-  local total = { loss = 0, entropy = 0, correct = 0, tokens = 0 }
+local function pass(total, samples, scale)
   for _, part in ipairs(liger.pack.split(samples, config.micro_tokens)) do
     local scope = liger.memory.open_scope()
     local batch = liger.pack.completions(part)
@@ -52,7 +62,7 @@ local function pass(samples, scale)
       loss:backward()
     end
     for key, value in pairs(sft.sums(batch, rows)) do
-      total[key] = total[key] + value
+      total[key] = (total[key] or 0) + value
     end
     liger.memory.close_scope(scope)
   end
@@ -60,9 +70,15 @@ local function pass(samples, scale)
 end
 
 local function evaluate()
-  local total = liger.no_grad(pass, task.held_out)
-  local count = math.max(total.tokens, 1)
-  return ("%.4f loss, %.3f token accuracy"):format(total.loss / count, total.correct / count)
+  local total = { loss = 0, correct = 0, tokens = 0 }
+  for part in run:parts(task.held_out, 128, "held-out") do
+    liger.no_grad(pass, total, part)
+  end
+  if run.should_stop() then
+    return "interrupted"
+  end
+  local tokens = math.max(total.tokens, 1)
+  return ("%.4f loss, %.3f token accuracy"):format(total.loss / tokens, total.correct / tokens)
 end
 
 local before = evaluate()
@@ -73,7 +89,8 @@ for step in run:steps(config.max_steps, { label = "sft" }) do
   for _, sample in ipairs(batch) do
     targets = targets + #sample.completion
   end
-  local total = pass(batch, 1 / targets)
+  local total = pass({}, batch, 1 / targets)
+  run:check({ loss = total.loss })
   local grad_norm = optimizer:step(rate(step - 1))
   seen = seen + targets
   run:log({
@@ -83,9 +100,7 @@ for step in run:steps(config.max_steps, { label = "sft" }) do
   })
 end
 
-if config.save ~= "" then
-  liger.save(model, config.save, task.tokenizer)
-end
+run:save(model, task.tokenizer)
 local after = evaluate()
 run:print("held-out before: " .. before)
 run:print("held-out after: " .. after)

@@ -286,7 +286,45 @@ describe("rewards", function()
       return calls
     end)
     assert.equal(4.5, mean)
-    assert.same({ 1, 2, 3, 4, 5, 6, 7, 8 }, batch:rewards())
+    assert.same({ { 1 }, { 2 }, { 3 }, { 4 }, { 5 }, { 6 }, { 7 }, { 8 } }, batch:rewards())
+  end)
+
+  it("of several functions are weighted and added; nil does not apply", function()
+    local batch = new_batch(new_model(), {}, "ab", "x")
+    local calls = 0
+    local mean, sum, count = batch:score({
+      weights = { 1, 0.5 },
+      functions = {
+        function()
+          calls = calls + 1
+          if calls <= 2 then
+            return calls
+          end
+        end,
+        function()
+          if calls ~= 3 then
+            return 4
+          end
+        end,
+      },
+    })
+    assert.same({ 3, 4, nil, 2, 2, 2, 2, 2 }, {
+      batch.samples[1].reward, batch.samples[2].reward, nil, batch.samples[4].reward, 2, 2, 2, 2,
+    })
+    assert.is_nil(batch.samples[3].reward)
+    assert.same({ 17, 7 }, { sum, count })
+    helper.close(mean, 17 / 7, 1e-12)
+    local rows = batch:rewards()
+    assert.same({ 1, 4 }, rows[1])
+    assert.is_true(rows[3][1] ~= rows[3][1] and rows[3][2] ~= rows[3][2])
+    assert.same({ 0 }, { (advantage.compute(rows, { group = 4 }))[3] })
+  end)
+
+  it("that apply to no completion are refused", function()
+    local batch = new_batch(new_model(), {}, "ab", "x")
+    helper.raises(function()
+      batch:score(function() end)
+    end, "reward: it gave nil for each of 8 completions, wanted a number; the first is ")
   end)
 
   it("that are no number are refused with the completion", function()
@@ -303,8 +341,9 @@ describe("rewards", function()
         end)
       end, ...)
     end
-    refused(nil, "reward: it gave nil for completion 3, wanted a finite number; the completion is ")
-    refused("1", "reward: it gave string for completion 3")
+    refused(
+      "1", "reward: it gave string for completion 3, wanted a finite number; the completion is "
+    )
     refused(true, "reward: it gave boolean for completion 3")
     refused(0 / 0, "reward: it gave NaN for completion 3")
     refused(math.huge, "reward: it gave inf for completion 3, wanted a finite number")
@@ -314,6 +353,42 @@ describe("rewards", function()
       end)
     end, "my own mistake", "batch_spec.lua")
     assert.is_nil(tostring(message):find("\n"))
+  end)
+end)
+
+describe("a batch that an interrupt cuts", function()
+  it("says so, and is no batch of a run's rollouts", function()
+    local stops = false
+    local function should_stop()
+      return stops
+    end
+    local task = { model = new_model(), tokenizer = bytes, held_out = new_rows("ab", "c", "d") }
+    local run = {
+      config = { max_completion_length = 3, temperature = 1, seed = 1, cache_bytes = 2 ^ 20 },
+      should_stop = should_stop,
+      parts = function(_, rows, size)
+        assert.is_true(size > 3)
+        local given = false
+        return function()
+          local part = not given and rows or nil
+          given = true
+          return part
+        end
+      end,
+    }
+    local rollouts = require("liger.train.rollouts").new(run, task, function(text)
+      return text == "" and 0 or 1
+    end)
+    local first, mean, sum, number = rollouts:complete(task.held_out, { group = 2 })
+    assert.equal(6, #first.samples)
+    assert.is_false(first.interrupted)
+    assert.same({ mean * 6, 6 }, { sum, number })
+    assert.equal(6, rollouts.number)
+    assert.is_truthy(rollouts:evaluate():find("^%d%.%d%d sampled, %d%.%d%d greedy$"))
+    assert.equal(6 + 6 + 3, rollouts.number)
+    stops = true
+    assert.is_nil((rollouts:complete(task.held_out)))
+    assert.equal("interrupted sampled, interrupted greedy", rollouts:evaluate())
   end)
 end)
 

@@ -26,8 +26,10 @@ local config = liger.config({
   mix = false, -- anything or none
   length = false, -- tokens; default 5 for words, 256 for text
   loss_type = "grpo", -- which loss
+  kind = false, -- default wide for words
 }, {
-  lr = { above = 0 },
+  lr = { above = 0 }, length = { min = 1, whole = true }, kind = { "wide", "deep" },
+  data = { also = "data_file" },
   num_epochs = { min = 1, max = 9, whole = true },
   loss_type = { "grpo", "dapo" },
 })
@@ -93,9 +95,26 @@ describe("config", function()
     assert.are.equal("3", run(recipe, "--file", "3").file)
     assert.are.equal(3, run(recipe, "--length", "3").length)
     assert.is_false(run(recipe).length)
+    assert.are.equal(
+      '--length: got "0", wanted a whole number from 1 or none', refused("--length", "0")
+    )
+    assert.is_false(run(recipe).kind)
+    assert.are.equal("deep", run(recipe, "--kind", "deep").kind)
+    assert.are.equal('--kind: got "5", wanted one of wide, deep', refused("--kind", "5"))
     assert.are.equal(3, run(recipe, "--mix", "3").mix)
     assert.are.equal("x", run(recipe, "--mix", "x").mix)
     assert.are.equal('--clip: got "x", wanted a number or none', refused("--clip", "x"))
+  end)
+
+  it("reads another name of a key", function()
+    assert.are.equal("x", run(recipe, "--data-file", "x").data)
+    assert.are.equal("--data: given twice", refused("--data", "x", "--data_file", "y"))
+  end)
+
+  it("fills what nothing was said of", function()
+    local c = run(recipe, "--length", "3")
+    config.fill(c, { length = 5, kind = "wide", lr = 7 })
+    assert.are.same({ 3, "wide", 1e-3 }, { c.length, c.kind, c.lr })
   end)
 
   it("B104: refuses keys that are wrong or misspelt, and values out of range", function()
@@ -235,7 +254,7 @@ local config = liger.config {
     refuses("{ lr = 1 }, { rl = { min = 0 } }", "constraint for rl, which is no key")
     refuses(
       "{ lr = 1 }, { lr = { least = 0 } }",
-      "lr: constraint least, wanted min, max, above, whole or a list"
+      "lr: constraint least, wanted min, max, above, whole, also or a list"
     )
   end)
 

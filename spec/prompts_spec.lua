@@ -1,5 +1,6 @@
 local helper = require("spec.helper")
 local prompts = require("liger.data.prompts")
+local reward = require("liger.rollout.reward")
 local tokenizer = require("liger.data.tokenizer")
 
 -- A file of the rows' JSON, for as long as `each` runs.
@@ -35,6 +36,22 @@ local function text_of(ids)
 end
 
 describe("prompts of a file", function()
+  it("are checked for what the reward needs and for the model's length", function()
+    with_rows({
+      '{"prompt": "2+2=", "answer": "4"}', "", '{"prompt": "1234567890"}',
+    }, function(path)
+      helper.raises(function()
+        prompts.load(path, new_tokenizer(), { check = reward.new("exact").check })
+      end, path .. ":3: there is no column answer")
+      helper.raises(function()
+        prompts.load(path, new_tokenizer(), { context = 13, max_completion_length = 4 })
+      end, path .. ":3: prompt has 10 tokens and max_completion_length is 4, wanted at most 13")
+      assert.equal(2, #prompts.load(path, new_tokenizer(), {
+        context = 14, max_completion_length = 4,
+      }))
+    end)
+  end)
+
   it("are encoded, their columns kept", function()
     with_rows({
       '{"prompt": "2+2=", "answer": "4", "level": 3}',
@@ -140,6 +157,26 @@ describe("supervised samples of a file", function()
         .. "{% for m in messages %}<{{ m.content }}>{% endfor %}",
       "the chat template changes the prompt when the completion follows, from token 2 on"
     )
+  end)
+end)
+
+describe("supervised samples", function()
+  it("have messages with role and content, and fit into the model", function()
+    local function refused(row, context, message)
+      with_rows({ "", row }, function(path)
+        helper.raises(function()
+          prompts.supervised(path, new_tokenizer(), 99, context)
+        end, ("%s:2: %s"):format(path, message))
+      end)
+    end
+    refused('{"messages": [{"content": "x"}]}', nil, "messages[1] has no role, wanted { role, con")
+    refused('{"messages": []}', nil, "messages is empty")
+    refused(
+      '{"prompt": [{"role": "user", "content": "x"}], "completion": [{"role": "assistant"}]}', nil,
+      "completion[1].content is missing, wanted a string"
+    )
+    refused('{"prompt": [3], "completion": [{"role": "a", "content": "b"}]}', nil, "prompt[1] has")
+    refused('{"text": "0123456789"}', 10, "sample has 11 tokens, wanted at most 10; max_length")
   end)
 end)
 

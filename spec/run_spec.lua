@@ -166,6 +166,27 @@ describe("run", function()
       assert.is_false(memory.in_scope())
     end)
 
+    it("ends after the step that calls stop, and leaves no memory open", function()
+      open()
+      local seen, x = 0, nil
+      for step in run:steps(5) do
+        x, seen = x or fn.zeros(10), step
+        if step == 2 then
+          run:stop()
+        end
+      end
+      assert.are.equal(2, seen)
+      assert.is_true(x.storage.dead)
+      local between = fn.zeros(10)
+      for step in run:steps(2) do
+        seen = step
+      end
+      assert.are.equal(2, seen)
+      run:phase("next")
+      run:finish()
+      assert.is_nil(between.storage.dead)
+    end)
+
     it("wants a whole number", function()
       open()
       for _, n in ipairs({ -1, 1.5, "3" }) do
@@ -176,6 +197,47 @@ describe("run", function()
       helper.raises(function()
         run:steps()
       end, "steps: n is nil, wanted a whole number from 0")
+    end)
+  end)
+
+  it("parts gives all rows in parts, frees what each made, and ends at an interrupt", function()
+    open()
+    local sizes, made = {}, {}
+    for part in run:parts({ 1, 2, 3, 4, 5 }, 2, "held-out") do
+      sizes[#sizes + 1], made[#made + 1] = #part, fn.zeros(3)
+    end
+    assert.are.same({ 2, 2, 1 }, sizes)
+    assert.is_true(made[3].storage.dead)
+    assert.is_false(memory.in_scope())
+    for _ in run:parts({}, 2, "held-out") do
+      error("there is none")
+    end
+    run.print = function(_, text)
+      run.printed = (run.printed or "") .. text
+    end
+    for part in run:parts({ 1, 2, 3 }, 1, "held-out") do
+      sizes = part
+      interrupt()
+    end
+    assert.are.same({ 1 }, sizes)
+    assert.is_true(run.should_stop())
+    assert.are.equal("interrupted: ends after this step; again to stop at once", run.printed)
+  end)
+
+  describe("save", function()
+    it("is tried before the run begins", function()
+      assert.is_truthy(io.open(root, "w")):close()
+      local ok, problem = pcall(open, nil, { out = root .. "-run", save = root .. "/model" })
+      assert.is_false(ok)
+      assert.are.equal(2, problem.code)
+      local wanted = "--save: %s/model: cannot be made: Not a directory"
+      assert.are.equal(wanted:format(root), problem.message)
+      assert.is_false(helper.exists(root .. "-run"))
+    end)
+
+    it("does nothing where it was not asked for", function()
+      open("a", { save = "" })
+      run:save(nil)
     end)
   end)
 
@@ -263,6 +325,19 @@ describe("run", function()
       run:watch("norm", Tensor.from_table({ 1, -math.huge }, "bf16"))
       run:watch("head", Tensor.from_table({ 0 / 0, 2 }))
       blames("norm")
+    end)
+
+    it("looks at all values before the gradients, also of a model's parameters", function()
+      open()
+      local w = Tensor.from_table({ 1, 2 }):requires_grad_()
+      fn.sum(w * Tensor.from_table({ 1, math.huge })):backward()
+      run:watch({ { name = "w", tensor = w } })
+      helper.raises(function()
+        run:check({ loss = 0 / 0 })
+      end, "step 0: loss is nan; the first tensor with NaN or Inf is gradient of w")
+      run:watch({ { name = "v", tensor = Tensor.from_table({ 0 / 0 }) } })
+      blames("v")
+      run:check({ loss = 1, grad_norm = 2 })
     end)
 
     it("looks at gradients, strided views and f16", function()

@@ -1,6 +1,7 @@
 -- The recipes as they are run: small, with a fixed seed, through the program.
 local helper = require("spec.helper")
 local cjson = require("cjson")
+local config = require("liger.train.config")
 local sums = require("liger.data.sums")
 local task = require("liger.train.task")
 
@@ -128,7 +129,7 @@ describe("recipes/sft.lua", function()
   it("B90: gives step k of a straight line the rate (n + 1 - k) / n", function()
     for _, warmup in ipairs({ 0, 2 }) do
       local metrics = run("sft", with(OPTIONS, {
-        max_steps = 10, warmup_steps = warmup, learning_rate = 1e-5, lr_schedule = "linear",
+        max_steps = 10, warmup_steps = warmup, learning_rate = 1e-5, lr_scheduler_type = "linear",
       })).metrics
       for k, line in ipairs(metrics) do
         local wanted = 1e-5 * (11 - k) / (10 - warmup)
@@ -235,7 +236,7 @@ describe("recipes/grpo.lua", function()
       { scale_rewards = "none" },
       { temperature = 0.7, top_k = 20 },
       { top_p = 0.9, min_p = 0.01 },
-      { lr_schedule = "cosine", weight_decay = 0.1, max_grad_norm = 0 },
+      { lr_scheduler_type = "cosine", weight_decay = 0.1, max_grad_norm = 0 },
       { importance_sampling_level = "sequence", num_iterations = 2 },
       { delta = 1.01, epsilon_high = 0.001, epsilon = 0.001, num_iterations = 2 },
     }) do
@@ -305,11 +306,210 @@ describe("recipes/grpo.lua", function()
       local _, newlines = output:gsub("\n", "")
       assert.equal(1, newlines, output)
     end
-    stops(write("none.lua", "return function() end"), "reward: it gave nil for completion 1")
+    stops(
+      write("none.lua", "return function() end"), "reward: it gave nil for each of 256 completions"
+    )
     stops(
       write("raises.lua", "return function() error('out of luck') end"), "raises.lua:1: out of luck"
     )
     stops("best", "reward: best is none; wanted exact, numeric or a Lua file")
+  end)
+end)
+
+describe("a recipe", function()
+  -- A recipe that is refused: its message, with this status and no folder.
+  local function refused(recipe, status, message, options)
+    count = count + 1
+    local folder = ("%s/%d"):format(root, count)
+    local output, got = start(recipe, with({ out = folder }, options))
+    assert.equal("liger: " .. message .. "\n", output)
+    assert.equal(status, got)
+    assert.is_false(helper.exists(folder .. "/config.json"))
+  end
+
+  it("B104: refuses values out of range before it makes anything", function()
+    local common = {
+      holdout = { "0", "1" }, eval_rows = { "0", "1.5" }, max_steps = { "-1", "0.5" },
+      learning_rate = { "-1", "x" }, lr_scheduler_type = { "triangle" }, warmup_steps = { "-1" },
+      weight_decay = { "-0.1" }, max_grad_norm = { "-1" }, micro_tokens = { "-1", "2.5" },
+    }
+    local own = {
+      sft = {
+        max_length = { "0" }, num_train_epochs = { "0" }, batch_size = { "0" },
+        per_device_train_batch_size = { "0" },
+      },
+      grpo = {
+        prompts_per_step = { "0" }, num_generations = { "1" }, max_completion_length = { "0" },
+        num_iterations = { "0" }, cache_bytes = { "0" }, temperature = { "0" }, top_k = { "-1" },
+        top_p = { "0", "1.1" }, min_p = { "-1", "2" }, loss_type = { "ppo" }, epsilon = { "-1" },
+        epsilon_high = { "-1" }, delta = { "0" }, beta = { "-1" }, sft_learning_rate = { "-1" },
+        importance_sampling_level = { "batch" }, scale_rewards = { "all" },
+        multi_objective_aggregation = { "sum" }, sft_until = { "-1", "2" },
+      },
+    }
+    for recipe, lists in pairs(own) do
+      for name, values in pairs(with(common, lists)) do
+        for _, value in ipairs(values) do
+          config.set_command({
+            recipe = recipe, args = { "--" .. name, value, "--out", root .. "/refused" }, text = "",
+          })
+          local ok, problem = pcall(loadfile(("recipes/%s.lua"):format(recipe)))
+          config.set_command(nil)
+          assert.is_false(ok)
+          assert.equal(2, type(problem) == "table" and problem.code, name)
+          local wanted = ("got %q, wanted "):format(value)
+          assert.is_truthy(problem.message:find(wanted, 1, true), problem.message)
+        end
+      end
+    end
+    assert.is_false(helper.exists(root .. "/refused"))
+  end)
+
+  it("refuses what its task or its reward lacks before it makes anything", function()
+    local model = root .. "/refusing"
+    run_grpo({ max_steps = 0, save = model })
+    local data = write("lacks.jsonl", '{"prompt": "1", "answer": "x"}\n{"prompt": "2"}\n')
+    local given = { model = model, data = data, max_completion_length = 5 }
+    refused("grpo", 1, data .. ":2: there is no column answer", given)
+    refused("grpo", 1, data .. ":1: answer has no number: x", with(given, { reward = "numeric" }))
+    refused(
+      "grpo", 1,
+      data .. ":1: prompt has 1 tokens and max_completion_length is 99, wanted at most 64 together",
+      with(given, { max_completion_length = 99, reward = write("short.lua", SHORT) })
+    )
+    for _, recipe in ipairs({ "grpo", "sft" }) do
+      refused(recipe, 2, "--data without --model: a checkpoint and its data go together", {
+        data = data,
+      })
+      refused(recipe, 2, ("--save: %s/x: cannot be made: Not a directory"):format(data), {
+        save = data .. "/x",
+      })
+    end
+  end)
+
+  it("evaluates only with no steps", function()
+    assert.is_truthy(run("sft", { max_steps = 0 }).output:find("held%-out after: "))
+    local made = run_grpo({ max_steps = 0 })
+    assert.same({}, made.phase("grpo"))
+    assert.is_truthy(made.output:find("held%-out accuracy after: "))
+  end)
+
+  it("counts its steps by epochs where none are given", function()
+    local made = run("sft", { num_train_epochs = 0.1, batch_size = 200, eval_rows = 10 })
+    assert.equal(math.ceil(0.1 * #sums.new(0).train / 200), #made.metrics)
+  end)
+
+  it("ends where Ctrl-C cuts its rollouts, without training on them", function()
+    count = count + 1
+    local folder = ("%s/%d"):format(root, count)
+    local output, status = start("grpo", with(GRPO, {
+      out = folder, save = folder .. "/model",
+      reward = write("interrupts.lua", [[
+        local sent
+        return function()
+          if not sent then
+            sent = io.popen("kill -INT $PPID"):close()
+          end
+          return 1
+        end]]),
+    }))
+    assert.equal(130, status)
+    for _, text in ipairs({
+      "interrupted: ends after this step; again to stop at once",
+      "accuracy before: interrupted sampled, interrupted greedy",
+    }) do
+      assert.is_truthy(output:find(text, 1, true), output)
+    end
+    for _, line in ipairs(lines_of(folder .. "/metrics.jsonl")) do
+      assert.equal("warm-up", line.phase)
+    end
+    assert.is_true(helper.exists(folder .. "/model/config.json"))
+  end)
+
+  it("logs each reward, all tokens so far, and no entropy where nothing was trained on", function()
+    local made = run_grpo({
+      reward = "exact," .. write("half.lua", "return function() return 0.5 end"),
+      reward_weights = "0,1", multi_objective_aggregation = "normalize_then_sum",
+    })
+    local lines, tokens = made.phase("grpo"), 0
+    for _, line in ipairs(lines) do
+      tokens = tokens + line.tokens
+      assert.equal(tokens, line.num_tokens)
+      assert.equal(0.5, line["rewards/half/mean"])
+      assert.equal(0, line["rewards/half/std"])
+      assert.equal("number", type(line["rewards/exact/mean"]))
+    end
+    local constant = run_grpo({ reward = root .. "/half.lua" }).phase("grpo")
+    for _, line in ipairs(constant) do
+      assert.equal(16, line.skipped)
+      assert.is_nil(line.entropy)
+      assert.is_nil(line["clip_ratio/low_mean"])
+    end
+  end)
+end)
+
+describe("the README", function()
+  local blocks = {}
+  for block in helper.read("README.md"):gmatch("```lua\n(.-)```") do
+    blocks[#blocks + 1] = block
+  end
+
+  -- Runs a recipe's text; its metrics.
+  local function run_text(text, ...)
+    count = count + 1
+    local folder = ("%s/%d"):format(root, count)
+    local path = write(count .. ".lua", text)
+    local line = "build/liger run %s --quiet --seed 1 --threads 1 --out %s %s 2>&1"
+    local pipe = io.popen(line:format(path, folder, table.concat({ ... }, " ")))
+    local output = pipe:read("*a")
+    pipe:close()
+    assert.equal(nil, output:match("liger: .*"))
+    local lines = lines_of(folder .. "/metrics.jsonl")
+    for _, values in ipairs(lines) do
+      values.step_time, values.tokens_per_second = nil, nil
+    end
+    return lines
+  end
+
+  it("shows a recipe that runs, on data too", function()
+    local lines = run_text(blocks[1], "--max-steps 3")
+    assert.equal(3, #lines)
+    assert.is_true(lines[3].loss < lines[1].loss)
+    local model = root .. "/readme"
+    run_grpo({ max_steps = 0, save = model })
+    local data = write("readme.jsonl", ('{"prompt": "1+1=", "completion": "2"}\n'):rep(4))
+    local more = run_text(blocks[1], "--max-steps 2", "--model", model, "--data", data)
+    assert.equal(2, #more)
+    assert.is_true(more[2].loss < more[1].loss)
+  end)
+
+  it("shows a loss that does what the recipe's does", function()
+    local recipe = helper.read("recipes/grpo.lua")
+    local found
+    for _, block in ipairs(blocks) do
+      if block:find("^local function my_loss") then
+        local at = recipe:find("\nfor step in run:steps(config.max_steps", 1, true)
+        local text, replaced = (recipe:sub(1, at) .. block .. recipe:sub(at))
+          :gsub("grpo%.token_loss", "my_loss")
+        assert.equal(1, replaced)
+        local options = {}
+        for key, value in pairs({
+          max_steps = 3, prompts_per_step = 4, num_generations = 4, sft_until = 0,
+          warmup_steps = 0, reward = write("short.lua", SHORT),
+        }) do
+          options[#options + 1] = ("--%s %s"):format(key, value)
+        end
+        assert.same(run_grpo().metrics, run_text(text, unpack(options)))
+        found = true
+      end
+    end
+    assert.is_true(found)
+  end)
+
+  it("shows a reward that runs", function()
+    local reward = assert(loadstring(blocks[2]))()
+    assert.equal(1, reward("it is 95", { answer = "95" }))
+    assert.equal(0, reward("it is 94", { answer = "95" }))
   end)
 end)
 
@@ -393,29 +593,26 @@ end)
 
 describe("a recipe's task", function()
   it("takes model and data together, with a tokenizer", function()
-    local function refused(config, ...)
-      for _, kind in ipairs({ "prompts", "supervised" }) do
-        helper.raises(function()
-          task[kind](config)
-        end, ...)
-      end
-    end
-    refused({
-      model = "m", data = "",
-    }, "config: --model without --data: a checkpoint and its data go together")
-    refused({
-      model = "", data = "d",
-    }, "config: --data without --model: a checkpoint and its data go together")
     local folder = helper.golden_folder("models/llama3")
-    refused({
-      model = folder, data = "d", dtype = "f32",
-    }, folder .. ": there is no tokenizer.json beside the model")
+    for _, kind in ipairs({ "prompts", "supervised" }) do
+      local _, problem = pcall(task[kind], { model = "m", data = "" })
+      assert.same({
+        message = "--model without --data: a checkpoint and its data go together", code = 2,
+      }, problem)
+      _, problem = pcall(task[kind], { model = "", data = "d" })
+      assert.same({
+        message = "--data without --model: a checkpoint and its data go together", code = 2,
+      }, problem)
+      helper.raises(function()
+        task[kind]({ model = folder, data = "d", dtype = "f32" })
+      end, folder .. ": there is no tokenizer.json beside the model")
+    end
   end)
 
   it("is the built-in one without both", function()
-    local built = task.prompts({ model = "", data = "", seed = 1, dtype = "f32" })
+    local built = task.prompts({ model = "", data = "", seed = 1, dtype = "f32", eval_rows = 9 })
     assert.is_true(built.built_in)
-    assert.equal(5, built.max_new)
+    assert.equal(9, #built.held_out)
     assert.same({ 10 }, built.model.stop_ids)
     assert.equal("accuracy", built.metric)
     assert.equal(426688, built.model:num_parameters())

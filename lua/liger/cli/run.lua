@@ -10,7 +10,7 @@ usage: liger run FILE [--key value ...]
 Runs a recipe or any Lua file. FILE is a path, or the name of a recipe that comes with liger.
 `liger run FILE --help` shows a recipe's own options.
 
-  liger run recipes/sft.lua --data train.jsonl --lr 1e-5
+  liger run recipes/sft.lua --model SmolLM2-135M --data chats.jsonl --learning-rate 1e-5
   liger run grpo --help
 ]]
 

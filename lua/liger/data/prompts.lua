@@ -24,13 +24,26 @@ end
 --- kept, and `ids`.
 ---@param path string
 ---@param tokenizer liger.Tokenizer
+---@param limits? { check?: fun(row: table): string|nil, context?: integer,
+---   max_completion_length?: integer }  check says what is wrong with a row; prompt and completion
+---   must fit into context tokens
 ---@return table[]
-function M.load(path, tokenizer)
+function M.load(path, tokenizer, limits)
   local rows = jsonl.prompts(jsonl.read(path), path)
+  local check, context = limits and limits.check, limits and limits.context or math.huge
+  local longest = limits and limits.max_completion_length or 0
   for _, row in ipairs(rows) do
     row.ids = encode(tokenizer, row.prompt, true)
+    local problem = check and check(row)
     if #row.ids == 0 then
-      lib.raise(("%s: prompt is empty, wanted at least one token"):format(where(path, row)))
+      problem = "prompt is empty, wanted at least one token"
+    elseif #row.ids + longest > context then
+      problem = (
+        "prompt has %d tokens and max_completion_length is %d, wanted at most %d together"
+      ):format(#row.ids, longest, context)
+    end
+    if problem then
+      error(("%s: %s"):format(where(path, row), problem), 0)
     end
   end
   return rows
@@ -47,9 +60,17 @@ local function check_type(path, row, name, ...)
   lib.raise(("%s: %s is a %s, wanted a %s"):format(where(path, row), name, got, wanted))
 end
 
+-- A text or a chat, as `...` says; a chat's messages have role and content.
+local function check_column(path, row, name, ...)
+  check_type(path, row, name, ...)
+  if type(row[name]) == "table" then
+    jsonl.check_messages(path, row._line or 0, name, row[name])
+  end
+end
+
 local function completion_ids(tokenizer, path, row)
   local prompt, completion = row.prompt, row.completion
-  check_type(path, row, "completion", type(prompt))
+  check_column(path, row, "completion", type(prompt))
   if type(completion) == "table" then
     -- The chat with its answer, less the chat up to the answer's beginning.
     local all = {}
@@ -87,18 +108,19 @@ end
 ---@param path string
 ---@param tokenizer liger.Tokenizer
 ---@param max_length integer  longer samples are cut on the right
+---@param context? integer    tokens that the model takes; a sample longer than that is refused
 ---@return { ids: integer[], completion: integer[], row: table }[] samples  those with nothing to
 ---   learn left out
-function M.supervised(path, tokenizer, max_length)
+function M.supervised(path, tokenizer, max_length, context)
   local samples = {}
   for _, row in ipairs(jsonl.read(path)) do
     local prompt, completion
     if row.prompt ~= nil and row.completion ~= nil then
-      check_type(path, row, "prompt", "string", "table")
+      check_column(path, row, "prompt", "string", "table")
       row.ids = encode(tokenizer, row.prompt, true)
       prompt, completion = row.ids, completion_ids(tokenizer, path, row)
     elseif row.text ~= nil or row.messages ~= nil then
-      check_type(
+      check_column(
         path, row, row.text ~= nil and "text" or "messages", row.text ~= nil and "string" or "table"
       )
       local ids = encode(tokenizer, row.text or row.messages, false)
@@ -118,6 +140,14 @@ function M.supervised(path, tokenizer, max_length)
       completion[i] = nil
     end
     if #prompt > 0 and #completion > 0 then
+      if #prompt + #completion > (context or math.huge) then
+        error(
+          ("%s: sample has %d tokens, wanted at most %d; max_length cuts it"):format(
+            where(path, row), #prompt + #completion, context
+          ),
+          0
+        )
+      end
       samples[#samples + 1] = { ids = prompt, completion = completion, row = row }
     end
   end

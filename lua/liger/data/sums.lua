@@ -8,7 +8,6 @@ local M = {}
 
 local LOW, HIGH, HELD_OUT = 10, 99, 0.1
 
-M.max_new = 5 -- tokens of a completion at most
 M.newline = 10
 
 -- A Qwen3-style decoder of 427k parameters that learns the task in seconds on two cores. Heads of

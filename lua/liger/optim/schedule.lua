@@ -77,10 +77,10 @@ local DECAY_TYPES = { cosine = true, linear = true, ["1-sqrt"] = true }
 
 local function check(o)
   for key, default in pairs(DEFAULTS) do
-    local value, low = o[key], key == "steps" and 1 or 0
+    local value = o[key]
     if (type(default) == "number" or value) and key ~= "decay_type" then
-      if type(value) ~= "number" or not (value >= low and value < math.huge) then
-        lib.raise(("schedule: %s is %s, wanted a number from %d"):format(key, tostring(value), low))
+      if type(value) ~= "number" or not (value >= 0 and value < math.huge) then
+        lib.raise(("schedule: %s is %s, wanted a number from 0"):format(key, tostring(value)))
       end
     end
   end

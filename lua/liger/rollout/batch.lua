@@ -18,7 +18,8 @@ local M = {}
 ---@field logp number[]         of the completion, at the sampling temperature
 ---@field stopped boolean       false: cut at max_new tokens
 ---@field text string           the completion without its stop token
----@field reward? number
+---@field rewards? number[]      of each function, NaN where it does not apply
+---@field reward? number         their weighted sum; nil: none applies
 ---@field advantage? number
 ---@field masked? boolean       takes no part in the loss
 
@@ -34,7 +35,10 @@ function M.generate(model, tokenizer, rows, options)
     prompts[i] = row.ids
   end
   local self = setmetatable({ samples = {}, group = options.group or 1, num_tokens = 0 }, Batch)
-  for i, result in ipairs(rollout.generate(model, prompts, options)) do
+  local results = rollout.generate(model, prompts, options)
+  -- Completions that an interrupt cut are no samples of the model.
+  self.interrupted = options.interrupted and options.interrupted() or false
+  for i, result in ipairs(results) do
     local ids, shown = result.ids, {}
     for j = 1, #ids - (result.stopped and 1 or 0) do
       shown[j] = ids[j]
@@ -52,34 +56,57 @@ function M.generate(model, tokenizer, rows, options)
   return self
 end
 
---- Scores every sample.
----@param reward fun(completion: string, row: table): number  the completion's text and its data row
----@return number mean
-function Batch:score(reward)
-  local sum = 0
-  for i, s in ipairs(self.samples) do
-    local value = reward(s.text, s.row, s)
-    if type(value) ~= "number" or value - value ~= 0 then
-      local got = type(value) ~= "number" and type(value) or value ~= value and "NaN"
-        or tostring(value)
-      lib.raise(
-        (
-          "reward: it gave %s for completion %d, wanted a finite number; the completion is %q"
-        ):format(got, i, s.text)
-      )
-    end
-    s.reward = value
-    sum = sum + value
+local function check_reward(value, s, i)
+  if type(value) ~= "number" or value - value ~= 0 then
+    local got = type(value) ~= "number" and type(value) or value ~= value and "NaN"
+      or tostring(value)
+    lib.raise(
+      (
+        "reward: it gave %s for completion %d, wanted a finite number; the completion is %q"
+      ):format(got, i, s.text)
+    )
   end
-  return sum / math.max(#self.samples, 1)
 end
 
---- Rewards in order.
----@return number[]
+--- Scores every sample: by each function, NaN where it does not apply, and by their weighted sum.
+---@param rewards liger.Rewards|fun(completion: string, row: table): number|nil
+---@return number mean   over the samples that a function applies to
+---@return number sum
+---@return integer count  of these samples
+function Batch:score(rewards)
+  local functions = type(rewards) == "table" and rewards.functions or { rewards }
+  local weights = type(rewards) == "table" and rewards.weights
+  local sum, count = 0, 0
+  for i, s in ipairs(self.samples) do
+    s.rewards, s.reward = {}, nil
+    for f, reward in ipairs(functions) do
+      local value = reward(s.text, s.row, s)
+      if value ~= nil then
+        check_reward(value, s, i)
+        s.reward = (s.reward or 0) + (weights and weights[f] or 1) * value
+      end
+      s.rewards[f] = value or 0 / 0
+    end
+    if s.reward then
+      sum, count = sum + s.reward, count + 1
+    end
+  end
+  if count == 0 and #self.samples > 0 then
+    lib.raise(
+      ("reward: it gave nil for each of %d completions, wanted a number; the first is %q"):format(
+        #self.samples, self.samples[1].text
+      )
+    )
+  end
+  return sum / math.max(count, 1), sum, count
+end
+
+--- Rewards in order, of each function.
+---@return number[][]
 function Batch:rewards()
   local list = {}
   for i, s in ipairs(self.samples) do
-    list[i] = s.reward
+    list[i] = s.rewards
   end
   return list
 end

@@ -147,7 +147,7 @@ end
 
 -- ---- the keys ----
 
-local allowed_fields = { min = true, max = true, above = true, whole = true }
+local allowed_fields = { min = true, max = true, above = true, whole = true, also = true }
 
 local function check_constraints(defaults, constraints)
   for name, allow in pairs(constraints) do
@@ -156,7 +156,7 @@ local function check_constraints(defaults, constraints)
     end
     for field in pairs(allow) do
       if type(field) ~= "number" and not allowed_fields[field] then
-        local form = "config: %s: constraint %s, wanted min, max, above, whole or a list"
+        local form = "config: %s: constraint %s, wanted min, max, above, whole, also or a list"
         error(form:format(name, tostring(field)), 3)
       end
     end
@@ -246,7 +246,8 @@ end
 --- `seed`, `threads`, `dtype`, `device` and `quiet`; a recipe's own key of that name sets the
 --- default. Seeds the random numbers and sets the threads.
 ---@param defaults table<string, number|string|boolean>
----@param constraints? table<string, table>  { lr = { above = 0 }, loss = { "grpo", "dapo" } }
+---@param constraints? table<string, table>  { lr = { above = 0, also = "learning_rate" },
+---   loss = { "grpo", "dapo" } }
 ---@return table<string, any>
 function M.new(defaults, constraints)
   if type(defaults) ~= "table" then
@@ -267,6 +268,17 @@ function M.new(defaults, constraints)
   options.check_device(values.device)
   apply(values)
   return values
+end
+
+--- Gives the options that are `false`, because nothing was said, these values.
+---@param values table<string, any>    what new() returned
+---@param defaults table<string, any>
+function M.fill(values, defaults)
+  for key, default in pairs(defaults) do
+    if values[key] == false then
+      values[key] = default
+    end
+  end
 end
 
 --- One table with the fields of all; later ones win.

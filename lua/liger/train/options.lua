@@ -7,7 +7,8 @@ local M = {}
 ---@field name string
 ---@field default number|string|boolean
 ---@field comment? string
----@field allow? table     { min =, max =, above =, whole = } or a list of choices
+---@field allow? table     { min =, max =, above =, whole = } or a list of choices; also = another
+---   name
 ---@field show? string     what the help prints for the default
 
 --- Options of more than one command.
@@ -190,15 +191,16 @@ local none_words = {
 }
 
 --- Works out what each key takes. A default of `false` whose comment says "number or none" or "path
---- or none" takes that; one that says "default 128" takes a number or none.
+--- or none" takes that; one that says "default 128" takes a number or none; one with a list of
+--- choices takes these or none.
 ---@param keys liger.Key[]
 function M.prepare(keys)
   for _, key in ipairs(keys) do
     key.kind = type(key.default)
     local comment = key.comment or ""
     local word = comment:match("(%w+) or none")
-    if not word and key.default == false and comment:find("default %-?[%d.]") then
-      word = "number"
+    if not word and key.default == false then
+      word = is_list(key.allow) and "text" or comment:find("default %-?[%d.]") and "number"
     end
     if word then
       key.none = true
@@ -216,6 +218,9 @@ local function index_of(keys)
   local by_name, names = {}, {}
   for _, key in ipairs(keys) do
     by_name[plain(key.name)] = key
+    if key.allow and key.allow.also then
+      by_name[plain(key.allow.also)] = key
+    end
     names[#names + 1] = key.name
   end
   return by_name, names

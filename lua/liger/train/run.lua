@@ -4,6 +4,7 @@
 --   for step in run:steps(n) do ... run:log { loss = loss } end
 local ffi = require("ffi")
 local config_module = require("liger.train.config")
+local files = require("liger.file")
 local json = require("liger.data.json")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
@@ -24,19 +25,6 @@ local any_interrupted = false -- of those that it was called for
 local METRIC_DIGITS = 9 -- an f32 reads back the same
 
 -- ---- files ----
-
-local function write_whole(path, text)
-  local part = path .. ".part"
-  local file, message = io.open(part, "wb")
-  local written = file and file:write(text)
-  if file then
-    written = file:close() and written
-  end
-  if not written or C.lg_sys_sync(part) ~= 0 then
-    error(("run: cannot write %s"):format(message or part), 0)
-  end
-  assert(os.rename(part, path))
-end
 
 -- Makes the folder and takes it: config.json is created here and nowhere else, so of two runs only
 -- one gets it.
@@ -103,7 +91,7 @@ local function write_config(run)
   local command = config_module.command()
   local in_program, sys = pcall(require, "liger.sys")
   values.out = run.folder
-  write_whole(
+  files.write(
     run.folder .. "/config.json",
     json.encode({
       recipe = command.recipe or "",
@@ -131,14 +119,37 @@ local function new_progress(config)
   })
 end
 
---- Opens a run: makes its folder with config.json, metrics.jsonl and samples.jsonl. From here on
---- Ctrl-C ends the loop after its step; a second one ends the program.
+-- True once there was a Ctrl-C, which is answered when it is first seen.
+local function notice(run)
+  local is_interrupted = C.lg_sys_interrupted()
+  if is_interrupted and not run.noticed then
+    run.noticed = true
+    run:print("interrupted: ends after this step; again to stop at once")
+  end
+  return is_interrupted
+end
+
+-- The folder for the trained model is tried before there is anything to lose.
+local function probe_save(config)
+  local folder = config.save
+  if type(folder) == "string" and folder ~= "" then
+    local ok, message = files.probe_folder(folder)
+    if not ok then
+      options.usage_error("--save: " .. message)
+    end
+  end
+end
+
+--- Opens a run: makes its folder with config.json, metrics.jsonl and samples.jsonl, and that of
+--- config.save where there is one. From here on Ctrl-C ends the loop after its step; a second one
+--- ends the program.
 ---@param config table  what liger.config returned
 ---@return liger.Run
 function M.new(config)
   if type(config) ~= "table" or type(config.out) ~= "string" then
     error("run: config is no table of liger.config", 2)
   end
+  probe_save(config)
   local run = setmetatable({
     config = config,
     folder = make_folder(config),
@@ -153,6 +164,10 @@ function M.new(config)
   write_config(run)
   for _, name in ipairs({ "metrics.jsonl", "samples.jsonl" }) do
     run.files[name] = open_append(run.folder .. "/" .. name)
+  end
+  -- True once there was a Ctrl-C: what takes long may ask, and end early.
+  run.should_stop = function()
+    return notice(run)
   end
   open_runs[#open_runs + 1] = run
   C.lg_sys_catch_interrupt(true)
@@ -177,7 +192,8 @@ function Run:phase(name, total)
 end
 
 --- Steps 1 to n (config.steps). What a step makes is freed when it ends, unless it was kept with
---- keep().
+--- keep(). A loop that is left by `break` keeps its last step's memory until the next loop or
+--- finish(), and what is made in between goes with it; stop() ends a loop without that.
 ---@param n? integer
 ---@param settings? { label: string }  starts a phase of that name
 ---@return fun(): integer|nil
@@ -188,7 +204,7 @@ function Run:steps(n, settings)
   end
   self:_close_scope()
   self:phase(settings and settings.label or self.phase_name, n)
-  self.loop_started_at = C.lg_sys_time()
+  self.loop_started_at, self.stopping = C.lg_sys_time(), false
   local step = 0
   return function()
     self:_close_scope()
@@ -197,7 +213,7 @@ function Run:steps(n, settings)
       self.progress:close()
       self:print(("interrupted after step %d"):format(step))
     end
-    if self.interrupted or step >= n or self.finished then
+    if self.interrupted or self.stopping or step >= n or self.finished then
       self.progress:close()
       return nil
     end
@@ -205,6 +221,41 @@ function Run:steps(n, settings)
     self.step, self.step_started_at = step, C.lg_sys_time()
     self.scope = memory.open_scope()
     return step
+  end
+end
+
+--- Ends the loop after this step.
+function Run:stop()
+  self.stopping = true
+end
+
+--- The rows in parts of at most `size`, drawn as a phase of that name. What a part makes is freed
+--- when it ends. Ctrl-C ends it after its part.
+---@generic T
+---@param rows T[]
+---@param size integer
+---@param name string
+---@return fun(): T[]|nil
+function Run:parts(rows, size, name)
+  self:_close_scope()
+  self:phase(name, math.ceil(#rows / size))
+  self.loop_started_at = C.lg_sys_time()
+  return function()
+    self:_close_scope()
+    if self.step > 0 then
+      self:_show({}, C.lg_sys_time())
+    end
+    if self.step == self.total or self.should_stop() then
+      self.progress:close()
+      return nil
+    end
+    local part = {}
+    for i = self.step * size + 1, math.min(#rows, (self.step + 1) * size) do
+      part[#part + 1] = rows[i]
+    end
+    self.step = self.step + 1
+    self.scope = memory.open_scope()
+    return part
   end
 end
 
@@ -254,26 +305,36 @@ local function all_finite(tensor)
   return true
 end
 
--- The first of the watched tensors that holds a NaN or an infinity, itself or in its gradient.
+-- The first of the watched tensors that holds a NaN or an infinity; where all are finite, the first
+-- whose gradient does.
 function Run:_blame()
   for _, entry in ipairs(self.watched) do
     if not all_finite(entry.tensor) then
       return entry.name
-    elseif entry.tensor.grad and not all_finite(entry.tensor.grad) then
+    end
+  end
+  for _, entry in ipairs(self.watched) do
+    if entry.tensor.grad and not all_finite(entry.tensor.grad) then
       return "gradient of " .. entry.name
     end
   end
 end
 
---- Adds a tensor to those that are looked through, in this order, when a loss or a gradient is not
---- finite.
----@param name string
----@param tensor liger.Tensor
+--- Adds a tensor, or a model's parameters, to those that are looked through, in this order, when a
+--- loss or a gradient is not finite.
+---@param name string|liger.Parameter[]
+---@param tensor? liger.Tensor
 function Run:watch(name, tensor)
-  self.watched[#self.watched + 1] = { name = name, tensor = tensor }
+  local list = type(name) == "table" and name or { { name = name, tensor = tensor } }
+  for _, entry in ipairs(list) do
+    self.watched[#self.watched + 1] = entry
+  end
 end
 
-function Run:_check_finite(values)
+--- Stops the run at a loss or grad_norm that is NaN or infinite. Between backward and the
+--- optimiser's step, which forgets the gradients, it finds more than log does after it.
+---@param values { loss?: number, grad_norm?: number }
+function Run:check(values)
   for _, name in ipairs({ "loss", "grad_norm" }) do
     local value = values[name]
     if value and not is_finite(value) then
@@ -304,7 +365,8 @@ function Run:log(values)
     line.tokens_per_second = line.tokens / line.step_time
   end
   append(self, "metrics.jsonl", line)
-  self:_check_finite(line)
+  self:check(line)
+  self.should_stop()
   self:_show(line, now)
 end
 
@@ -349,6 +411,15 @@ local function forget(run)
       table.remove(open_runs, i)
       return
     end
+  end
+end
+
+--- Saves the model to config.save, where that is given.
+---@param model liger.Decoder
+---@param tokenizer? liger.Tokenizer
+function Run:save(model, tokenizer)
+  if self.config.save ~= "" then
+    require("liger.model").save(model, self.config.save, tokenizer)
   end
 end
 

@@ -1,0 +1,63 @@
+-- The completions of a run: numbered on, so that each draws anew, scored, and ended by Ctrl-C.
+local batch_module = require("liger.rollout.batch")
+local config_module = require("liger.train.config")
+
+local Rollouts = {}
+Rollouts.__index = Rollouts
+
+local M = {}
+
+local EVAL_ROWS = 128 -- prompts at once, then the progress is drawn
+
+---@param run liger.Run         its config: max_completion_length, temperature, seed, cache_bytes
+---@param task table            of task.prompts
+---@param rewards liger.Rewards
+---@return liger.Rollouts
+function M.new(run, task, rewards)
+  return setmetatable({ run = run, task = task, rewards = rewards, number = 0 }, Rollouts)
+end
+
+--- Completions of the rows' prompts, and their mean reward.
+---@param rows table[]
+---@param options? table  of rollout.generate
+---@return liger.Batch|nil batch  nil: Ctrl-C cut it
+---@return number mean
+---@return number sum
+---@return integer count
+function Rollouts:complete(rows, options)
+  local config = self.run.config
+  local batch = batch_module.generate(
+    self.task.model, self.task.tokenizer, rows,
+    config_module.merge({
+      max_new = config.max_completion_length, temperature = config.temperature, seed = config.seed,
+      first_sequence = self.number, cache_bytes = config.cache_bytes,
+      interrupted = self.run.should_stop,
+    }, options or {})
+  )
+  self.number = self.number + #batch.samples
+  if batch.interrupted then
+    return nil
+  end
+  return batch, batch:score(self.rewards)
+end
+
+-- The mean reward of the held-out rows as text.
+function Rollouts:_mean(options)
+  local total, scored = 0, 0
+  for rows in self.run:parts(self.task.held_out, EVAL_ROWS, "held-out") do
+    local batch, _, sum, count = self:complete(rows, options)
+    if batch then
+      total, scored = total + sum, scored + count
+    end
+  end
+  return self.run.should_stop() and "interrupted" or ("%.2f"):format(total / scored)
+end
+
+--- The mean reward of the held-out rows, of two sampled completions each and of the greedy one.
+---@return string
+function Rollouts:evaluate()
+  local sampled = self:_mean({ group = 2 })
+  return ("%s sampled, %s greedy"):format(sampled, self:_mean({ greedy = true }))
+end
+
+return M
