@@ -248,7 +248,7 @@ describe("a schedule", function()
     refused("linear", { num_steps = 3 }, "schedule: unknown option num_steps")
     refused("linear", { lr = -1 }, "schedule: lr is -1, wanted a number from 0")
     refused("linear", { lr = "1" }, "schedule: lr is 1, wanted a number")
-    refused("linear", { steps = 0 }, "schedule: steps is 0, wanted a number from 1")
+    refused("linear", { steps = -1 }, "schedule: steps is -1, wanted a number from 0")
     refused("linear", { warmup = -1 }, "schedule: warmup is -1")
     refused("wsd", {
       decay_type = "exp",
