@@ -112,6 +112,9 @@ function M.new(names, weights)
     self.functions[#self.functions + 1] = M.load(word)
     checks[#checks + 1] = problems[word]
   end
+  if #self.names == 0 then
+    lib.raise("reward: none is named; wanted exact, numeric or a Lua file")
+  end
   if weights and weights ~= "" then
     self.weights = numbers(weights)
     local sum = 0
