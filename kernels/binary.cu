@@ -1,8 +1,44 @@
 /* Element-wise functions of two tensors, in fp32. A block owns a piece of the flat tensors
  * (element.cuh) and reads and writes each element once. In a backward u is dy, v is a and w is b;
- * every gradient that is wanted is a pass of its own.
+ * every gradient that is wanted is a pass of its own, but those of a sum and of a difference, which
+ * read dy once for both.
  */
 #include "element.cuh"
+
+/* a = x, b = sign x, as map_elements goes. */
+template <class T>
+static __global__ void __launch_bounds__(MAP_THREADS)
+    share_gradient(const T *x, T *a, T *b, int64_t n, float sign, bool aligned) {
+    constexpr int N = 16 / sizeof(T);
+    constexpr int64_t Step = MAP_THREADS * N;
+    const int64_t first = blockIdx.x * (MAP_VECTORS * Step) + threadIdx.x * N;
+    vec<T, N> v[MAP_VECTORS];
+#pragma unroll
+    for (int u = 0; u < MAP_VECTORS; u++)
+        v[u] = load_part<N>(x + first + u * Step, n - first - u * Step, aligned, T());
+#pragma unroll
+    for (int u = 0; u < MAP_VECTORS; u++) {
+        store_part<N>(a + first + u * Step, v[u], n - first - u * Step, aligned);
+#pragma unroll
+        for (int j = 0; j < N; j++) v[u][j] = from_float<T>(sign * to_float(v[u][j]));
+        store_part<N>(b + first + u * Step, v[u], n - first - u * Step, aligned);
+    }
+}
+
+static lg_status share(lg_context *ctx, const char *op, const lg_tensor *dy, float sign,
+                       lg_tensor *da, lg_tensor *db) {
+    return dispatch_float(ctx, op, dy->dtype, [&](auto t) {
+        using T = decltype(t);
+        const int64_t n = tensor_numel(dy);
+        if (n == 0) return LG_OK;
+        const bool aligned = can_vectorise<T>(dy->data, 0) && can_vectorise<T>(da->data, 0) &&
+                             can_vectorise<T>(db->data, 0);
+        share_gradient<<<blocks_for(n, MAP_THREADS * MAP_VECTORS * (16 / sizeof(T)), INT32_MAX),
+                         MAP_THREADS, 0, cuda_stream(ctx)>>>((const T *)dy->data, (T *)da->data,
+                                                             (T *)db->data, n, sign, aligned);
+        return cuda_launched(ctx, op);
+    });
+}
 
 extern "C" lg_status cuda_add(lg_context *ctx, const lg_tensor *a, const lg_tensor *b,
                               lg_tensor *y) {
@@ -11,6 +47,7 @@ extern "C" lg_status cuda_add(lg_context *ctx, const lg_tensor *a, const lg_tens
 
 extern "C" lg_status cuda_add_backward(lg_context *ctx, const lg_tensor *dy, lg_tensor *da,
                                        lg_tensor *db) {
+    if (da && db) return share(ctx, "add_backward", dy, 1, da, db);
     if (da) LG_TRY(cuda_copy(ctx, dy, da));
     if (db) LG_TRY(cuda_copy(ctx, dy, db));
     return LG_OK;
@@ -23,6 +60,7 @@ extern "C" lg_status cuda_sub(lg_context *ctx, const lg_tensor *a, const lg_tens
 
 extern "C" lg_status cuda_sub_backward(lg_context *ctx, const lg_tensor *dy, lg_tensor *da,
                                        lg_tensor *db) {
+    if (da && db) return share(ctx, "sub_backward", dy, -1, da, db);
     if (da) LG_TRY(cuda_copy(ctx, dy, da));
     if (db) LG_TRY(map1(ctx, "sub_backward", db, dy, [] __device__(float u) { return -u; }));
     return LG_OK;

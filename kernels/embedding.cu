@@ -9,13 +9,13 @@
  * one that goes on) and embedding_bwd_carry adds it up in order. dy is read once; rows of dw
  * that no id names are not touched. The grouping of the sums depends on ids alone.
  */
-#include "common.cuh"
+#include "follow.cuh"
 
 enum {
     THREADS = 256,
     ITEMS = 2,
     TILE = 32, /* rows of the order that one block sums */
-    AHEAD = 8, /* of them in flight */
+    AHEAD = 4, /* of them in flight; 8 take the registers of twice as many threads */
     TILE_THREADS = 128,
     SCAN_THREADS = 1024,
     SCAN_ITEMS = 4, /* counts a thread */
@@ -53,6 +53,7 @@ static __global__ void __launch_bounds__(THREADS)
 /* arrival[n]: how many rows of the same id were counted before; in any order. -1 for a bad id. */
 static __global__ void embedding_bwd_count(const int32_t *ids, int64_t N, int64_t V, int32_t *count,
                                            int32_t *arrival, device_error *error) {
+    follow();
     const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (n >= N) return;
     const int32_t id = ids[n];
@@ -87,6 +88,7 @@ __device__ __forceinline__ int block_scan(int x, int *before) {
 /* total[b] = the number of rows with an id of block b's. */
 static __global__ void __launch_bounds__(SCAN_THREADS)
     embedding_bwd_scan_blocks(const int32_t *count, int64_t V, int32_t *total) {
+    follow();
     const int64_t v0 = ((int64_t)blockIdx.x * SCAN_THREADS + threadIdx.x) * SCAN_ITEMS;
     int sum = 0, before;
     for (int i = 0; i < SCAN_ITEMS; i++) sum += v0 + i < V ? count[v0 + i] : 0;
@@ -97,6 +99,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
 /* first[v] = the number of rows with an id below v, v in [0, V]. */
 static __global__ void __launch_bounds__(SCAN_THREADS)
     embedding_bwd_scan(const int32_t *count, const int32_t *total, int64_t V, int32_t *first) {
+    follow();
     const int64_t v0 = ((int64_t)blockIdx.x * SCAN_THREADS + threadIdx.x) * SCAN_ITEMS;
     int c[SCAN_ITEMS], sum = 0, base = 0, before, unused;
     for (int b = threadIdx.x; b < blockIdx.x; b += SCAN_THREADS) base += total[b];
@@ -112,6 +115,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
 
 static __global__ void embedding_bwd_place(const int32_t *ids, int64_t N, const int32_t *first,
                                            const int32_t *arrival, int32_t *placed) {
+    follow();
     const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (n < N && arrival[n] >= 0) placed[first[ids[n]] + arrival[n]] = (int32_t)n;
 }
@@ -119,6 +123,7 @@ static __global__ void embedding_bwd_place(const int32_t *ids, int64_t N, const 
 /* Within an id by n: order[i], and the id of each as sorted[i]. */
 static __global__ void embedding_bwd_rank(const int32_t *ids, int64_t V, const int32_t *first,
                                           const int32_t *placed, int32_t *order, int32_t *sorted) {
+    follow();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= first[V]) return;
     const int32_t n = placed[i], id = ids[n], begin = first[id], end = first[id + 1];
@@ -130,62 +135,54 @@ static __global__ void embedding_bwd_rank(const int32_t *ids, int64_t V, const i
 
 /* ---- sums ---- */
 
-/* Adds W columns to fp32 memory. */
-template <int W>
-__device__ __forceinline__ void add_to(float *at, const float *sum) {
-    constexpr int L = W < 4 ? W : 4;
-#pragma unroll
-    for (int e = 0; e < W; e += L) {
-        vec<float, L> x = *(vec<float, L> *)(at + e);
-#pragma unroll
-        for (int l = 0; l < L; l++) x[l] += sum[e + l];
-        *(vec<float, L> *)(at + e) = x;
-    }
-}
-
-template <int W>
-__device__ __forceinline__ void put(float *at, const float *sum) {
-    constexpr int L = W < 4 ? W : 4;
-#pragma unroll
-    for (int e = 0; e < W; e += L) {
-        vec<float, L> x;
-#pragma unroll
-        for (int l = 0; l < L; l++) x[l] = sum[e + l];
-        *(vec<float, L> *)(at + e) = x;
-    }
-}
-
+/* Rows of dw that end within the tile are on their way while dy is summed: each id ends once, so
+ * that no other thread changes them. */
 template <class T, int W>
 static __global__ void __launch_bounds__(TILE_THREADS)
     embedding_bwd_tile(const T *dy, const int32_t *order, const int32_t *sorted, const int32_t *num,
                        int64_t C, float *partial, float *dw) {
+    __shared__ int32_t row_of[TILE], id_of[TILE + 2]; /* id_of[i + 1] is that of row i; -1: none */
+    follow();
     const int64_t first = (int64_t)blockIdx.x * TILE;
-    const int rows = *num, last = first + TILE < rows ? (int)first + TILE : rows;
+    const int rows = *num, count = rows - first < TILE ? (int)(rows - first) : TILE;
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
-    if (first >= rows || c >= C) return;
+    if (count <= 0) return;
+    for (int i = threadIdx.x; i < TILE + 2; i += blockDim.x) {
+        const int64_t at = first - 1 + i;
+        id_of[i] = at >= 0 && at < rows ? sorted[at] : -1;
+        if (i < count) row_of[i] = order[first + i];
+    }
+    __syncthreads();
+    if (c >= C) return;
     float *crossing = partial + (int64_t)blockIdx.x * 2 * C + c;
-    bool began = first == 0 || sorted[first - 1] != sorted[first];
+    bool began = id_of[0] != id_of[1];
     float sum[W] = {};
-    for (int i0 = (int)first; i0 < last; i0 += AHEAD) {
+    for (int i0 = 0; i0 < count; i0 += AHEAD) {
         vec<T, W> x[AHEAD];
-        int id[AHEAD + 1];
+        vec<float, W> old[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            id[k] = i0 + k < rows ? sorted[i0 + k] : -1;
-            if (i0 + k < last) x[k] = *(const vec<T, W> *)(dy + (int64_t)order[i0 + k] * C + c);
+            const int i = i0 + k;
+            if (i >= count) break;
+            x[k] = *(const vec<T, W> *)(dy + (int64_t)row_of[i] * C + c);
+            if (id_of[i + 2] != id_of[i + 1])
+                old[k] = *(const vec<float, W> *)(dw + (int64_t)id_of[i + 1] * C + c);
         }
-        id[AHEAD] = i0 + AHEAD < rows ? sorted[i0 + AHEAD] : -1;
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
-            if (i0 + k >= last) break;
+            const int i = i0 + k;
+            if (i >= count) break;
 #pragma unroll
             for (int e = 0; e < W; e++) sum[e] += to_float(x[k][e]);
-            const bool ends = id[k + 1] != id[k];
-            if (!ends && i0 + k + 1 < last) continue;
-            if (began && ends)
-                add_to<W>(dw + (int64_t)id[k] * C + c, sum);
-            else
-                put<W>(began ? crossing + C : crossing, sum);
+            const bool ends = id_of[i + 2] != id_of[i + 1];
+            if (!ends && i + 1 < count) continue;
+            vec<float, W> out;
+#pragma unroll
+            for (int e = 0; e < W; e++) out[e] = began && ends ? old[k][e] + sum[e] : sum[e];
+            float *to = began && ends ? dw + (int64_t)id_of[i + 1] * C + c
+                        : began       ? crossing + C
+                                      : crossing;
+            *(vec<float, W> *)to = out;
             began = true;
 #pragma unroll
             for (int e = 0; e < W; e++) sum[e] = 0;
@@ -198,25 +195,23 @@ template <int W>
 static __global__ void __launch_bounds__(TILE_THREADS)
     embedding_bwd_carry(const float *partial, const int32_t *sorted, const int32_t *num, int64_t C,
                         float *dw) {
+    follow();
     const int64_t rows = *num, first = (int64_t)blockIdx.x * TILE, next = first + TILE;
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
     if (next >= rows || c >= C) return;
     const int32_t id = sorted[next];
     if (sorted[next - 1] != id || (first > 0 && sorted[first - 1] == id)) return;
-    constexpr int L = W < 4 ? W : 4;
-    float sum[W];
-    for (int64_t tile = blockIdx.x, at = next;; tile++, at += TILE) {
-        const float *from = partial + tile * 2 * C + c;
-        if (tile == blockIdx.x) from += C;
+    vec<float, W> *to = (vec<float, W> *)(dw + (int64_t)id * C + c), old = *to;
+    vec<float, W> sum = *(const vec<float, W> *)(partial + (int64_t)blockIdx.x * 2 * C + C + c);
+    for (int64_t tile = blockIdx.x + 1, at = next; at < rows && sorted[at] == id;
+         tile++, at += TILE) {
+        const vec<float, W> x = *(const vec<float, W> *)(partial + tile * 2 * C + c);
 #pragma unroll
-        for (int e = 0; e < W; e += L) {
-            const vec<float, L> x = *(const vec<float, L> *)(from + e);
-#pragma unroll
-            for (int l = 0; l < L; l++) sum[e + l] = tile == blockIdx.x ? x[l] : sum[e + l] + x[l];
-        }
-        if (at >= rows || sorted[at] != id) break;
+        for (int e = 0; e < W; e++) sum[e] += x[e];
     }
-    add_to<W>(dw + (int64_t)id * C + c, sum);
+#pragma unroll
+    for (int e = 0; e < W; e++) old[e] += sum[e];
+    *to = old;
 }
 
 /* ---- launchers ---- */
@@ -255,12 +250,15 @@ static lg_status sort_ids(lg_context *ctx, const int32_t *ids, int64_t N, int64_
     LG_TRY(cuda_check(ctx, "embedding_backward", cudaMemsetAsync(count, 0, V * 4, stream)));
     embedding_bwd_count<<<blocks, THREADS, 0, stream>>>(ids, N, V, count, arrival,
                                                         cuda_error_slot(ctx));
-    embedding_bwd_scan_blocks<<<scan_blocks, SCAN_THREADS, 0, stream>>>(count, V, total);
-    embedding_bwd_scan<<<scan_blocks, SCAN_THREADS, 0, stream>>>(count, total, V, first);
-    embedding_bwd_place<<<blocks, THREADS, 0, stream>>>(ids, N, first, arrival, placed);
-    embedding_bwd_rank<<<blocks, THREADS, 0, stream>>>(ids, V, first, placed, *order, *sorted);
+    const auto then = [&](auto kernel, unsigned grid, unsigned block, auto... args) {
+        return launch_follower(ctx, "embedding_backward", grid, block, kernel, args...);
+    };
+    LG_TRY(then(embedding_bwd_scan_blocks, scan_blocks, SCAN_THREADS, count, V, total));
+    LG_TRY(then(embedding_bwd_scan, scan_blocks, SCAN_THREADS, count, total, V, first));
+    LG_TRY(then(embedding_bwd_place, blocks, THREADS, ids, N, first, arrival, placed));
+    LG_TRY(then(embedding_bwd_rank, blocks, THREADS, ids, V, first, placed, *order, *sorted));
     *num = first + V;
-    return cuda_launched(ctx, "embedding_backward");
+    return LG_OK;
 }
 
 extern "C" lg_status cuda_embedding_backward(lg_context *ctx, const lg_tensor *dy,
@@ -280,14 +278,15 @@ extern "C" lg_status cuda_embedding_backward(lg_context *ctx, const lg_tensor *d
             const int64_t threads = (C / W + 31) / 32 * 32;
             const unsigned block = threads < TILE_THREADS ? (unsigned)threads : TILE_THREADS;
             const dim3 grid((unsigned)tiles, blocks_for(C, (int64_t)block * W, 65535));
-            embedding_bwd_tile<T, W><<<grid, block, 0, cuda_stream(ctx)>>>(
-                (const T *)dy->data, order, sorted, num, C, (float *)partial, (float *)dw->data);
-            embedding_bwd_carry<W><<<grid, block, 0, cuda_stream(ctx)>>>(
-                (const float *)partial, sorted, num, C, (float *)dw->data);
-            return cuda_launched(ctx, "embedding_backward");
+            LG_TRY(launch_follower(ctx, "embedding_backward", grid, block, embedding_bwd_tile<T, W>,
+                                   (const T *)dy->data, order, sorted, num, C, (float *)partial,
+                                   (float *)dw->data));
+            return launch_follower(ctx, "embedding_backward", grid, block, embedding_bwd_carry<W>,
+                                   (const float *)partial, sorted, num, C, (float *)dw->data);
         };
-        if (rows_vectorise<T>(dy) && rows_vectorise<float>(dw))
-            return launch(width_of<16 / sizeof(T)>());
+        /* 16 bytes of dw: of bf16, 8 of dy. */
+        if (rows_vectorise<float>(dw) && (uintptr_t)dy->data % (4 * sizeof(T)) == 0)
+            return launch(width_of<4>());
         return launch(width_of<1>());
     });
 }

@@ -1,31 +1,51 @@
-/* Random tensors from cuRAND's Philox stream: element i depends on the seed, the stream and i
- * alone. A thread owns the four words of one Philox block, counter = (i / 4, stream), key = seed,
- * and the four elements made of them.
+/* Random tensors from cuRAND's Philox stream: element i has word i, which depends on the seed, the
+ * stream and i alone.
+ * Uniform: a thread owns two vectors of 16 bytes. Normal: a thread owns the four elements of one
+ * Philox block.
  */
-#include <curand_philox4x32_x.h>
-
 #include "element.cuh"
+#include "philox.cuh"
 
-enum { THREADS = 256 };
-
-__device__ __forceinline__ uint4 random_words(uint64_t seed, uint64_t stream, uint64_t block) {
-    const uint4 counter = make_uint4((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)stream,
-                                     (uint32_t)(stream >> 32));
-    return curand_Philox4x32_10(counter, make_uint2((uint32_t)seed, (uint32_t)(seed >> 32)));
-}
+enum { THREADS = 256, UNIFORM_VECTORS = 2 };
 
 /* A word as a double in (0, 1), exactly. */
 __device__ __forceinline__ double uniform(uint32_t word) { return word * 0x1p-32 + 0x1p-33; }
 
+/* uniform(word) rounded once. Double precision would take longer than memory does: word + 1/2 is
+ * cut to 24 bits instead, and where a bit was lost, from 2^23 on, the last one says so (rounding to
+ * odd), which makes the rounding to 16 bits that follows the right one. */
+template <class T>
+__device__ __forceinline__ T uniform_as(uint32_t word) {
+    const float cut = __fmaf_rz(__uint2float_rz(word), 0x1p-32f, 0x1p-33f);
+    return from_float<T>(__uint_as_float(__float_as_uint(cut) | (word >= 1u << 23)));
+}
+/* 23 bits and what is below them: one rounding of their sum. */
+template <>
+__device__ __forceinline__ float uniform_as<float>(uint32_t word) {
+    const float low = fmaf((float)(word & 511), 0x1p-32f, 0x1p-33f);
+    return fmaf((float)(word >> 9), 0x1p-23f, low);
+}
+
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     random_uniform_fill(T *y, int64_t n, uint64_t seed, uint64_t stream, bool aligned) {
-    const int64_t block = (int64_t)blockIdx.x * THREADS + threadIdx.x, i = 4 * block;
-    if (i >= n) return;
-    const uint4 w = random_words(seed, stream, (uint64_t)block);
-    const vec<T, 4> v = {from_double<T>(uniform(w.x)), from_double<T>(uniform(w.y)),
-                         from_double<T>(uniform(w.z)), from_double<T>(uniform(w.w))};
-    store_part<4>(y + i, v, n - i, aligned);
+    constexpr int N = 16 / sizeof(T);
+    const int64_t first = (int64_t)blockIdx.x * (UNIFORM_VECTORS * THREADS) + threadIdx.x;
+#pragma unroll
+    for (int u = 0; u < UNIFORM_VECTORS; u++) {
+        const int64_t i = (first + u * THREADS) * N;
+        if (i >= n) return;
+        vec<T, N> v;
+#pragma unroll
+        for (int j = 0; j < N; j += 4) {
+            const uint4 w = random_words(seed, stream, (uint64_t)(i + j) / 4);
+            v[j] = uniform_as<T>(w.x);
+            v[j + 1] = uniform_as<T>(w.y);
+            v[j + 2] = uniform_as<T>(w.z);
+            v[j + 3] = uniform_as<T>(w.w);
+        }
+        store_part<N>(y + i, v, n - i, aligned);
+    }
 }
 
 /* The cosine comes first (Box and Muller 1958, equation 1); the last element of an odd number has
@@ -57,8 +77,9 @@ extern "C" lg_status cuda_random_uniform(lg_context *ctx, int64_t seed, int64_t 
         const int64_t n = tensor_numel(y);
         if (n == 0) return LG_OK;
         random_uniform_fill<T>
-            <<<blocks_for(n, 4 * THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
-                (T *)y->data, n, (uint64_t)seed, (uint64_t)stream, can_vectorise<T>(y->data, 0));
+            <<<blocks_for(n, UNIFORM_VECTORS * THREADS * (16 / sizeof(T)), INT32_MAX), THREADS, 0,
+               cuda_stream(ctx)>>>((T *)y->data, n, (uint64_t)seed, (uint64_t)stream,
+                                   can_vectorise<T>(y->data, 0));
         return cuda_launched(ctx, "random_uniform");
     });
 }

@@ -5,8 +5,10 @@
  *   gather             a thread owns an element; the backward is described where it stands
  */
 #include "element.cuh"
+#include "follow.cuh"
+#include "piece.cuh"
 
-enum { THREADS = 256, MAX_PARTIALS = 1024 };
+enum { THREADS = 256, MAX_PARTIALS = 4096, TOTAL_THREADS = 1024 };
 
 /* ---- sum, sum_squares ---- */
 
@@ -25,18 +27,19 @@ __global__ void __launch_bounds__(THREADS)
     sum_partial(const T *x, int64_t n, int64_t per_block, bool aligned, double *partial, F f) {
     constexpr int N = 16 / sizeof(T);
     constexpr int64_t Step = THREADS * N;
+    follow();
     const int64_t begin = blockIdx.x * per_block,
                   end = begin + per_block < n ? begin + per_block : n;
     double sum[UNROLL] = {0};
     for (int64_t i = begin + threadIdx.x * N; i < end; i += UNROLL * Step) {
-        vec<T, N> v[UNROLL];
+        piece<T> v[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            v[u] = load_part<N>(x + i + u * Step, end - i - u * Step, aligned, from_float<T>(0.0f));
+            v[u] = load_piece(x + i + u * Step, end - i - u * Step, aligned);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
 #pragma unroll
-            for (int j = 0; j < N; j++) sum[u] += f(to_float(v[u][j]));
+            for (int j = 0; j < N; j++) sum[u] += f(v[u][j]);
     }
     const double total = block_all((sum[0] + sum[1]) + (sum[2] + sum[3]), Add(), 0.0);
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
@@ -56,9 +59,11 @@ struct ScalarAt {
 };
 
 template <class Y>
-__global__ void __launch_bounds__(THREADS) sum_total(const double *partial, int n, Y *y) {
+__global__ void __launch_bounds__(TOTAL_THREADS) sum_total(const double *partial, int n, Y *y) {
     double sum = 0;
-    for (int i = threadIdx.x; i < n; i += THREADS) sum += partial[i];
+    follow();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < n; i += TOTAL_THREADS) sum += partial[i];
     sum = block_all(sum, Add(), 0.0);
     if (threadIdx.x == 0) store_sum(y, sum);
 }
@@ -76,8 +81,8 @@ static lg_status sum_all(lg_context *ctx, const char *op, const lg_tensor *x, Y 
             (const T *)x->data, n, per_block, can_vectorise<T>(x->data, 0), (double *)partial, f);
         LG_TRY(cuda_launched(ctx, op));
     }
-    sum_total<<<1, THREADS, 0, cuda_stream(ctx)>>>((const double *)partial, (int)blocks, y);
-    return cuda_launched(ctx, op);
+    return launch_follower(ctx, op, 1, TOTAL_THREADS, sum_total<Y>, (const double *)partial,
+                           (int)blocks, y);
 }
 
 /* ---- segment_sum ---- */

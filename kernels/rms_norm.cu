@@ -1,15 +1,15 @@
 /* RMS normalisation: y = w x rstd, rstd = 1 / sqrt(mean(x^2) + eps). With g = dy w and a = rstd^3
  * mean(g x): dx = rstd g - a x, dw += sum over rows of dy x rstd.
  *
- * A group of LANES threads owns a row at a time, K vectors of 16 bytes a thread, so that x (and
- * dy) is read once; thread l's vector k has columns (k LANES + l) W on. Forward: a group a row;
- * rows longer than a group holds are read twice. Backward: GROUPS groups a block walk over the
- * rows, the next rows on their way to shared memory meanwhile; each thread keeps the sums of its
- * columns of dw, a block writes them to partial[block,C], and rms_norm_bwd_dw adds the blocks in
- * order. How rows go to blocks depends on N and C alone, so the bits do; whether 16 bytes are
- * read at once or one by one changes none.
+ * A group of LANES threads owns a row at a time, K pieces of 16 bytes a thread, so that x (and dy)
+ * is read once; thread l's piece k has columns (k LANES + l) W on. Forward: a group owns ROWS rows,
+ * all loaded before the first is summed; rows longer than a group holds are read twice. Backward:
+ * GROUPS groups a block walk over the rows, the next rows on their way to shared memory meanwhile;
+ * each thread keeps the sums of its columns of dw, a block writes them to partial[block,C], and
+ * rms_norm_bwd_dw adds the blocks in order. How rows go to blocks depends on N and C alone, so the
+ * bits do; whether 16 bytes are read at once or one by one changes none.
  */
-#include "common.cuh"
+#include "piece.cuh"
 
 enum {
     FWD_THREADS = 256, /* or LANES, if more */
@@ -40,81 +40,91 @@ __device__ __forceinline__ float group_sum(float x, float *room, int turn) {
     return sum;
 }
 
-/* W elements from column c on, 0 past the end. */
-template <class T, int W>
-__device__ __forceinline__ vec<T, W> load_part(const T *row, int64_t c, int64_t C, bool vector) {
-    if (vector && c + W <= C) return *(const vec<T, W> *)(row + c);
-    vec<T, W> x;
-#pragma unroll
-    for (int e = 0; e < W; e++) x[e] = c + e < C ? row[c + e] : from_float<T>(0);
-    return x;
-}
-
-template <class T, int W>
-__device__ __forceinline__ void store_part(T *row, int64_t c, int64_t C, bool vector, vec<T, W> x) {
-    if (vector && c + W <= C) {
-        *(vec<T, W> *)(row + c) = x;
-        return;
-    }
-#pragma unroll
-    for (int e = 0; e < W; e++)
-        if (c + e < C) row[c + e] = x[e];
-}
-
-/* x rstd, in bf16 rounded as Llama does. */
-__device__ __forceinline__ float scaled(float x, float rstd, bf16) {
-    return to_float(from_float<bf16>(x * rstd));
-}
+/* w x rstd; without a weight it counts as 1. In bf16 x rstd is rounded before the product, as Llama
+ * does; the product of two bf16 numbers is exact in fp32, and the pair's is rounded once. */
 template <class T>
-__device__ __forceinline__ float scaled(float x, float rstd, T) {
-    return x * rstd;
+__device__ __forceinline__ piece<T> normalised(const piece<T> &x, float rstd,
+                                               const piece<T> &weight, bool weighted) {
+    float y[x.N];
+#pragma unroll
+    for (int e = 0; e < x.N; e++) y[e] = weighted ? x[e] * rstd * weight[e] : x[e] * rstd;
+    return pack_piece<T>(y);
+}
+__device__ __forceinline__ piece<bf16> normalised(const piece<bf16> &x, float rstd,
+                                                  const piece<bf16> &weight, bool weighted) {
+    piece<bf16> y;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 s = __floats2bfloat162_rn(x[2 * i] * rstd, x[2 * i + 1] * rstd);
+        if (weighted) s = __hmul2(s, reinterpret_cast<const __nv_bfloat162 &>(weight.word[i]));
+        y.word[i] = reinterpret_cast<const uint32_t &>(s);
+    }
+    return y;
 }
 
 /* ---- forward ---- */
 
-template <class T, int LANES, int K>
+template <class T, int LANES, int K, int ROWS>
 static __global__ void __launch_bounds__(LANES > FWD_THREADS ? LANES : FWD_THREADS)
     rms_norm_fwd(const T *x, const __grid_constant__ strided_rows x_rows, const T *w, float eps,
                  int64_t N, int64_t C, bool vector, T *y, float *rstd) {
     constexpr int W = 16 / sizeof(T);
     constexpr int64_t HELD = (int64_t)LANES * K * W;
     __shared__ float room[64];
-    const int64_t n = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES * ROWS;
     const int lane = threadIdx.x % LANES;
-    const bool mine = n < N;
-    const T *x_row = x + (mine ? x_rows.offset(n) : 0);
-    vec<T, W> v[K];
-    float sum = 0;
-    for (int64_t c0 = 0; c0 < C; c0 += HELD) {
+    const T *x_row[ROWS];
 #pragma unroll
-        for (int k = 0; k < K; k++) {
-            const int64_t c = c0 + (k * LANES + lane) * W;
-            v[k] = load_part<T, W>(x_row, c, mine ? C : 0, vector);
-        }
+    for (int i = 0; i < ROWS; i++) x_row[i] = first + i < N ? x + x_rows.offset(first + i) : NULL;
+
+    piece<T> v[ROWS][K], weight[K];
+    const auto column = [&](int k) { return (k * LANES + lane) * W; };
+    const auto load_weights = [&](int64_t c0) {
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            if (w) weight[k] = load_piece(w + c0 + column(k), C - c0 - column(k), vector);
+    };
+    const auto load_rows = [&](int64_t c0) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                v[i][k] = load_piece(x_row[i] + c0 + column(k), x_row[i] ? C - c0 - column(k) : 0,
+                                     vector);
+    };
+
+    load_weights(0);
+    float sum[ROWS] = {};
+    for (int64_t c0 = 0; c0 < C; c0 += HELD) {
+        load_rows(c0);
 #pragma unroll
         for (int k = 0; k < K; k++)
 #pragma unroll
-            for (int e = 0; e < W; e++) sum = fmaf(to_float(v[k][e]), to_float(v[k][e]), sum);
+            for (int e = 0; e < W; e++)
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) sum[i] = fmaf(v[i][k][e], v[i][k][e], sum[i]);
     }
-    sum = group_sum<LANES>(sum, room, 0);
-    if (!mine) return;
-    const float r = 1.0f / sqrtf(sum / (float)C + eps);
-    if (lane == 0) rstd[n] = r;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        sum[i] = group_sum<LANES>(sum[i], room, i);
+        sum[i] = 1.0f / sqrtf(sum[i] / (float)C + eps);
+        if (lane == 0 && x_row[i]) rstd[first + i] = sum[i];
+    }
     for (int64_t c0 = 0; c0 < C; c0 += HELD) {
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            const int64_t c = c0 + (k * LANES + lane) * W;
-            if (c >= C) break;
-            if (C > HELD) v[k] = load_part<T, W>(x_row, c, C, vector);
-            vec<T, W> weight, out;
-            if (w) weight = load_part<T, W>(w, c, C, vector);
-#pragma unroll
-            for (int e = 0; e < W; e++) {
-                const float s = scaled(to_float(v[k][e]), r, T());
-                out[e] = from_float<T>(w ? s * to_float(weight[e]) : s);
-            }
-            store_part<T, W>(y + n * C, c, C, vector, out);
+        if (C > HELD) {
+            load_weights(c0);
+            load_rows(c0);
         }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                repack(v[i][k]);
+                if (x_row[i])
+                    store_piece(y + (first + i) * C + c0 + column(k),
+                                normalised(v[i][k], sum[i], weight[k], w != NULL),
+                                C - c0 - column(k), vector);
+            }
     }
 }
 
@@ -144,14 +154,23 @@ struct norm_backward {
     bool vector;
 };
 
+/* The weights from column c on; 1 without. */
+template <class T>
+__device__ __forceinline__ piece<T> load_weight(const norm_backward<T> &a, int64_t c) {
+    float one[piece<T>::N];
+#pragma unroll
+    for (float &e : one) e = 1;
+    return a.w ? load_piece(a.w + c, a.C - c, a.vector) : pack_piece<T>(one);
+}
+
 /* Each thread fetches and reads its own vectors only, so that the ring needs no barrier. */
 template <class T, int LANES, int K, int STAGES>
-static __global__ void __launch_bounds__(BWD_THREADS, K == 1 ? 2 : 1)
+static __global__ void __launch_bounds__(BWD_THREADS, K <= 2 ? 2 : 1)
     rms_norm_bwd(const __grid_constant__ norm_backward<T> a) {
     constexpr int W = 16 / sizeof(T), GROUPS = BWD_THREADS / LANES;
     extern __shared__ char memory[];
     __shared__ float room[64];
-    vec<T, W>(*ring)[2][K][BWD_THREADS] = (vec<T, W>(*)[2][K][BWD_THREADS])memory;
+    piece<T>(*ring)[2][K][BWD_THREADS] = (piece<T>(*)[2][K][BWD_THREADS])memory;
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const int64_t step = (int64_t)gridDim.x * GROUPS, C = a.C;
     const int64_t first = (int64_t)blockIdx.x * GROUPS + group;
@@ -164,25 +183,22 @@ static __global__ void __launch_bounds__(BWD_THREADS, K == 1 ? 2 : 1)
 #pragma unroll
             for (int k = 0; k < K; k++) {
                 const int64_t c = (k * LANES + lane) * W;
-                if (a.vector && c + W <= C) {
+                if (a.vector) {
+                    if (c >= C) break;
                     copy_async(&ring[stage][0][k][threadIdx.x], x_row + c);
                     copy_async(&ring[stage][1][k][threadIdx.x], dy_row + c);
                 } else {
-                    ring[stage][0][k][threadIdx.x] = load_part<T, W>(x_row, c, C, false);
-                    ring[stage][1][k][threadIdx.x] = load_part<T, W>(dy_row, c, C, false);
+                    ring[stage][0][k][threadIdx.x] = load_piece(x_row + c, C - c, false);
+                    ring[stage][1][k][threadIdx.x] = load_piece(dy_row + c, C - c, false);
                 }
             }
         }
         commit_copies();
     };
 
-    vec<T, W>(*weights)[LANES] = (vec<T, W>(*)[LANES])(ring + STAGES);
-    for (int i = threadIdx.x; i < K * LANES; i += BWD_THREADS) {
-        vec<T, W> w;
-#pragma unroll
-        for (int e = 0; e < W; e++) w[e] = from_float<T>(1);
-        weights[i / LANES][i % LANES] = a.w ? load_part<T, W>(a.w, i * W, C, a.vector) : w;
-    }
+    piece<T>(*weights)[LANES] = (piece<T>(*)[LANES])(ring + STAGES);
+    for (int i = threadIdx.x; i < K * LANES; i += BWD_THREADS)
+        weights[i / LANES][i % LANES] = load_weight(a, i * W);
     __syncthreads();
     float dw[K][W] = {};
 #pragma unroll
@@ -199,11 +215,11 @@ static __global__ void __launch_bounds__(BWD_THREADS, K == 1 ? 2 : 1)
         if (mine) {
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                const vec<T, W> x = ring[stage][0][k][threadIdx.x],
-                                d = ring[stage][1][k][threadIdx.x], w = weights[k][lane];
+                if ((k * LANES + lane) * W >= C) break;
+                const piece<T> x = ring[stage][0][k][threadIdx.x],
+                               d = ring[stage][1][k][threadIdx.x], w = weights[k][lane];
 #pragma unroll
-                for (int e = 0; e < W; e++)
-                    sum = fmaf(to_float(d[e]) * to_float(w[e]), to_float(x[e]), sum);
+                for (int e = 0; e < W; e++) sum = fmaf(d[e] * w[e], x[e], sum);
             }
         }
         const float slope = group_sum<LANES>(sum, room, t) * r * r * r / (float)C;
@@ -213,16 +229,15 @@ static __global__ void __launch_bounds__(BWD_THREADS, K == 1 ? 2 : 1)
         for (int k = 0; k < K; k++) {
             const int64_t c = (k * LANES + lane) * W;
             if (c >= C) break;
-            const vec<T, W> x = ring[stage][0][k][threadIdx.x], d = ring[stage][1][k][threadIdx.x],
-                            w = weights[k][lane];
-            vec<T, W> out;
+            const piece<T> x = ring[stage][0][k][threadIdx.x], d = ring[stage][1][k][threadIdx.x],
+                           w = weights[k][lane];
+            float out[W];
 #pragma unroll
             for (int e = 0; e < W; e++) {
-                const float xe = to_float(x[e]), de = to_float(d[e]);
-                dw[k][e] = fmaf(de, xe * r, dw[k][e]);
-                out[e] = from_float<T>(fmaf(de * to_float(w[e]), r, -(xe * slope)));
+                dw[k][e] = fmaf(d[e], x[e] * r, dw[k][e]);
+                out[e] = fmaf(d[e] * w[e], r, -(x[e] * slope));
             }
-            if (dx_row) store_part<T, W>(dx_row, c, C, a.vector, out);
+            if (dx_row) store_piece(dx_row + c, pack_piece<T>(out), C - c, a.vector);
         }
     }
     if (!a.partial) return;
@@ -272,13 +287,10 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     const T *x_row = a.x + a.x_rows.offset(n), *dy_row = a.dy + n * a.C;
     float sum = 0;
     for (int64_t c = (int64_t)threadIdx.x * W; c < a.C; c += WIDE_THREADS * W) {
-        const vec<T, W> x = load_part<T, W>(x_row, c, a.C, a.vector),
-                        d = load_part<T, W>(dy_row, c, a.C, a.vector);
-        vec<T, W> weight;
-        if (a.w) weight = load_part<T, W>(a.w, c, a.C, a.vector);
+        const piece<T> x = load_piece(x_row + c, a.C - c, a.vector),
+                       d = load_piece(dy_row + c, a.C - c, a.vector), w = load_weight(a, c);
 #pragma unroll
-        for (int e = 0; e < W; e++)
-            sum = fmaf(to_float(d[e]) * (a.w ? to_float(weight[e]) : 1), to_float(x[e]), sum);
+        for (int e = 0; e < W; e++) sum = fmaf(d[e] * w[e], x[e], sum);
     }
     sum = block_reduce(sum, Sum(), 0);
     const float r = a.rstd[n];
@@ -293,21 +305,20 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     const int64_t c = ((int64_t)blockIdx.y * WIDE_THREADS + threadIdx.x) * W;
     const int64_t first = (int64_t)blockIdx.x * WIDE_ROWS;
     if (c >= a.C) return;
-    vec<T, W> weight;
+    const piece<T> w = load_weight(a, c);
     float dw[W] = {};
-    if (a.w) weight = load_part<T, W>(a.w, c, a.C, a.vector);
     for (int64_t n = first; n < a.N && n < first + WIDE_ROWS; n++) {
-        const vec<T, W> x = load_part<T, W>(a.x + a.x_rows.offset(n), c, a.C, a.vector),
-                        d = load_part<T, W>(a.dy + n * a.C, c, a.C, a.vector);
+        const piece<T> x = load_piece(a.x + a.x_rows.offset(n) + c, a.C - c, a.vector),
+                       d = load_piece(a.dy + n * a.C + c, a.C - c, a.vector);
         const float r = a.rstd[n], s = slope[n];
-        vec<T, W> out;
+        float out[W];
 #pragma unroll
         for (int e = 0; e < W; e++) {
-            const float xe = to_float(x[e]), de = to_float(d[e]);
-            dw[e] = fmaf(de, xe * r, dw[e]);
-            out[e] = from_float<T>(fmaf(de * (a.w ? to_float(weight[e]) : 1), r, -(xe * s)));
+            dw[e] = fmaf(d[e], x[e] * r, dw[e]);
+            out[e] = fmaf(d[e] * w[e], r, -(x[e] * s));
         }
-        if (a.dx) store_part<T, W>(a.dx + a.dx_rows.offset(n), c, a.C, a.vector, out);
+        if (a.dx)
+            store_piece(a.dx + a.dx_rows.offset(n) + c, pack_piece<T>(out), a.C - c, a.vector);
     }
     if (!a.partial) return;
 #pragma unroll
@@ -317,14 +328,18 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
 
 /* ---- launchers ---- */
 
-/* Calls f(lanes, vectors a thread) for rows of so many vectors: the fewest threads that hold a
- * row in four vectors each, but heads of up to 128 have a vector a thread. */
+/* Calls f(lanes, vectors a thread) for rows of so many vectors: a warp or less where four vectors a
+ * thread hold the row, else the fewest threads that do. */
 template <class F>
 static lg_status with_group(int64_t vectors, F f) {
     if (vectors <= 8) return f(width_of<8>(), width_of<1>());
     if (vectors <= 16) return f(width_of<16>(), width_of<1>());
+    if (vectors <= 32) return f(width_of<32>(), width_of<1>());
+    if (vectors <= 64) return f(width_of<32>(), width_of<2>());
     if (vectors <= 128) return f(width_of<32>(), width_of<4>());
+    if (vectors <= 256) return f(width_of<64>(), width_of<4>());
     if (vectors <= 512) return f(width_of<128>(), width_of<4>());
+    if (vectors <= 1024) return f(width_of<256>(), width_of<4>());
     return f(width_of<512>(), width_of<4>());
 }
 
@@ -338,11 +353,11 @@ extern "C" lg_status cuda_rms_norm(lg_context *ctx, const lg_tensor *x, const lg
         const bool vector = rows_vectorise<T>(x) && rows_vectorise<T>(w) && rows_vectorise<T>(y);
         return with_group((C + W - 1) / W, [&](auto lanes, auto held) {
             constexpr int LANES = decltype(lanes)::value, K = decltype(held)::value;
-            constexpr int threads = LANES > FWD_THREADS ? LANES : FWD_THREADS;
-            rms_norm_fwd<T, LANES, K>
-                <<<blocks_for(N, threads / LANES, INT32_MAX), threads, 0, cuda_stream(ctx)>>>(
-                    (const T *)x->data, rows_of(x), (const T *)(w ? w->data : NULL), (float)eps, N,
-                    C, vector, (T *)y->data, (float *)rstd->data);
+            constexpr int threads = LANES > FWD_THREADS ? LANES : FWD_THREADS, ROWS = 4 / K;
+            rms_norm_fwd<T, LANES, K, ROWS><<<blocks_for(N, threads / LANES * ROWS, INT32_MAX),
+                                              threads, 0, cuda_stream(ctx)>>>(
+                (const T *)x->data, rows_of(x), (const T *)(w ? w->data : NULL), (float)eps, N, C,
+                vector, (T *)y->data, (float *)rstd->data);
             return cuda_launched(ctx, "rms_norm");
         });
     });
@@ -369,7 +384,7 @@ static lg_status backward(lg_context *ctx, norm_backward<T> &a, bool dw, int *bl
         constexpr int LANES = decltype(lanes)::value, K = decltype(held)::value;
         constexpr int STAGES = K == 1 ? 4 : 3, GROUPS = BWD_THREADS / LANES;
         /* Short rows: two blocks a multiprocessor, for their partial sums are small. */
-        *blocks = (int)blocks_for(a.N, GROUPS, K == 1 ? 2 * BWD_BLOCKS : BWD_BLOCKS);
+        *blocks = (int)blocks_for(a.N, GROUPS, K <= 2 ? 2 * BWD_BLOCKS : BWD_BLOCKS);
         if (dw) LG_TRY(lg_scratch(ctx, *blocks * a.C * 4, &partial));
         a.partial = (float *)partial;
         const auto kernel = rms_norm_bwd<T, LANES, K, STAGES>;

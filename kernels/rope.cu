@@ -3,10 +3,10 @@
  * angle.
  *
  * A thread owns W pairs (or W copied dimensions) of HEADS heads of a token, so that a token's
- * cosines and sines are read once for them. x is read once, y written once; tokens and heads may
- * lie apart.
+ * cosines and sines are read once for them, while x is on its way. x is read once, y written once;
+ * tokens and heads may lie apart.
  */
-#include "common.cuh"
+#include "piece.cuh"
 
 enum { THREADS = 256, HEADS = 4 };
 
@@ -14,6 +14,7 @@ enum { THREADS = 256, HEADS = 4 };
 struct rope_shape {
     int64_t N, P;
     int H, D, R;
+    unsigned items; /* threads a token */
     int64_t x_token, x_head, y_token, y_head;
 };
 
@@ -21,29 +22,29 @@ template <class T, int W>
 static __global__ void __launch_bounds__(THREADS)
     rope_rotate(const T *x, const float *cos, const float *sin, float sign, const int32_t *position,
                 T *y, const __grid_constant__ rope_shape s, device_error *error) {
-    const unsigned pairs = s.R / W, pieces = pairs + (s.D - 2 * s.R) / W;
-    const unsigned groups = (s.H + HEADS - 1) / HEADS;
+    const unsigned pairs = s.R / W, parts = pairs + (s.D - 2 * s.R) / W;
     int64_t n;
     unsigned item;
-    split_index((int64_t)blockIdx.x * THREADS, threadIdx.x, pieces * groups, &n, &item);
+    split_index((int64_t)blockIdx.x * THREADS, threadIdx.x, s.items, &n, &item);
     if (n >= s.N) return;
-    const unsigned piece = item % pieces, h0 = item / pieces * HEADS;
+    const unsigned part = item % parts, h0 = item / parts * HEADS;
     const int32_t p = position[n];
-    if (p < 0 || p >= s.P) {
-        if (item == 0) note_error(error, ERROR_POSITION, n, p, s.P);
-        return;
-    }
-    const bool turns = piece < pairs;
-    const int i = turns ? piece * W : 2 * s.R + (piece - pairs) * W;
+    const bool turns = part < pairs;
+    const int i = turns ? part * W : 2 * s.R + (part - pairs) * W;
     const T *from = x + n * s.x_token + i;
     T *to = y + n * s.y_token + i;
 
-    vec<T, W> a[HEADS], b[HEADS];
+    constexpr bool whole = W == piece<T>::N;
+    piece<T> a[HEADS], b[HEADS];
 #pragma unroll
     for (int k = 0; k < HEADS; k++) {
         if (h0 + k >= s.H) break;
-        a[k] = *(const vec<T, W> *)(from + (h0 + k) * s.x_head);
-        if (turns) b[k] = *(const vec<T, W> *)(from + (h0 + k) * s.x_head + s.R);
+        a[k] = load_piece(from + (h0 + k) * s.x_head, W, whole);
+        if (turns) b[k] = load_piece(from + (h0 + k) * s.x_head + s.R, W, whole);
+    }
+    if (p < 0 || p >= s.P) {
+        if (item == 0) note_error(error, ERROR_POSITION, n, p, s.P);
+        return;
     }
     if (turns) {
         float c[W], t[W];
@@ -56,28 +57,31 @@ static __global__ void __launch_bounds__(THREADS)
             for (int l = 0; l < L; l++) c[e + l] = vc[l], t[e + l] = sign * vs[l];
         }
 #pragma unroll
-        for (int k = 0; k < HEADS; k++)
+        for (int k = 0; k < HEADS; k++) {
+            float u[piece<T>::N] = {}, v[piece<T>::N] = {};
 #pragma unroll
             for (int e = 0; e < W; e++) {
-                const float u = to_float(a[k][e]), v = to_float(b[k][e]);
                 /* Written out, so that every width rounds alike. */
-                a[k][e] = from_float<T>(fmaf(u, c[e], -(v * t[e])));
-                b[k][e] = from_float<T>(fmaf(v, c[e], u * t[e]));
+                u[e] = fmaf(a[k][e], c[e], -(b[k][e] * t[e]));
+                v[e] = fmaf(b[k][e], c[e], a[k][e] * t[e]);
             }
+            a[k] = pack_piece<T>(u);
+            b[k] = pack_piece<T>(v);
+        }
     }
 #pragma unroll
     for (int k = 0; k < HEADS; k++) {
         if (h0 + k >= s.H) break;
-        *(vec<T, W> *)(to + (h0 + k) * s.y_head) = a[k];
-        if (turns) *(vec<T, W> *)(to + (h0 + k) * s.y_head + s.R) = b[k];
+        store_piece(to + (h0 + k) * s.y_head, a[k], W, whole);
+        if (turns) store_piece(to + (h0 + k) * s.y_head + s.R, b[k], W, whole);
     }
 }
 
 static lg_status rotate(lg_context *ctx, const char *op, const lg_tensor *x, const lg_tensor *cos,
                         const lg_tensor *sin, const lg_tensor *position, float sign, lg_tensor *y) {
-    const rope_shape s = {
-        x->shape[0],  cos->shape[0], (int)x->shape[1], (int)x->shape[2], (int)cos->shape[1],
-        x->stride[0], x->stride[1],  y->stride[0],     y->stride[1],
+    rope_shape s = {
+        x->shape[0], cos->shape[0], (int)x->shape[1], (int)x->shape[2], (int)cos->shape[1],
+        0,           x->stride[0],  x->stride[1],     y->stride[0],     y->stride[1],
     };
     if (2 * s.R > s.D)
         return lg_fail(ctx, LG_EINVAL, "%s: cos has %d pairs, wanted at most %d", op, s.R, s.D / 2);
@@ -86,9 +90,9 @@ static lg_status rotate(lg_context *ctx, const char *op, const lg_tensor *x, con
         using T = decltype(t);
         const auto launch = [&](auto width) {
             constexpr int W = decltype(width)::value;
-            const int64_t items = (int64_t)((s.H + HEADS - 1) / HEADS) * ((s.D - s.R) / W);
+            s.items = (unsigned)((s.H + HEADS - 1) / HEADS * ((s.D - s.R) / W));
             rope_rotate<T, W>
-                <<<blocks_for(s.N * items, THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
+                <<<blocks_for(s.N * s.items, THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
                     (const T *)x->data, (const float *)cos->data, (const float *)sin->data, sign,
                     (const int32_t *)position->data, (T *)y->data, s, cuda_error_slot(ctx));
             return cuda_launched(ctx, op);
