@@ -1,6 +1,10 @@
+local ffi = require("ffi")
 local helper = require("spec.helper")
 local fn = require("liger.fn")
+local lib = require("liger.ffi")
+local ops = require("liger.ops")
 local optim = require("liger.optim")
+local Tensor = require("liger.tensor")
 
 local function parameter(name, tensor, grad)
   tensor:requires_grad_()
@@ -12,11 +16,11 @@ local function set_grad(p, grad)
   p.tensor.grad = helper.to(grad, "f32")
 end
 
--- Every parameter, moment and master copy as new tensors.
+-- Every parameter, moment and low half as new tensors.
 local function snapshot(optimizer)
   local copies = {}
   for _, s in ipairs(optimizer.states) do
-    for _, t in ipairs({ s.tensor, s.m, s.v, s.master or s.m }) do
+    for _, t in ipairs({ s.tensor, s.m, s.v, s.low or s.m }) do
       copies[#copies + 1] = helper.to(t, t.dtype)
     end
   end
@@ -27,6 +31,45 @@ local function unchanged(before, optimizer)
   for i, now in ipairs(snapshot(optimizer)) do
     helper.same(now, before[i])
   end
+end
+
+-- Normal numbers as helper.normal gives, on devices without f64 too.
+local function normal(stream, shape, dtype)
+  local y = Tensor.empty(shape, "f32")
+  ops.random_normal(20, stream, 0, 1, y)
+  return helper.to(y, dtype or "f32")
+end
+
+-- The bits of a tensor's elements, from 1.
+local function bits(t)
+  local kind = t.dtype == "bf16" and "uint16_t *" or "uint32_t *"
+  local data, list = ffi.cast(kind, t:read()), {}
+  for i = 1, t:numel() do
+    list[i] = tonumber(data[i - 1])
+  end
+  return list
+end
+
+-- The bits of the fp32 weights that a bf16 tensor and its low half hold.
+local function joined(p, low)
+  local a, b = bits(p), bits(low)
+  for i = 1, #a do
+    a[i] = (a[i] * 65536 + (b[i] < 32768 and b[i] or b[i] - 65536)) % 2 ^ 32
+  end
+  return a
+end
+
+-- The share of places where two lists agree.
+local function agreement(a, b)
+  local same = 0
+  for i = 1, #a do
+    same = same + (a[i] == b[i] and 1 or 0)
+  end
+  return same / #a
+end
+
+local function about_half(share, what)
+  assert.is_true(math.abs(share - 0.5) < 0.01, ("%s: %g"):format(what, share))
 end
 
 describe("adamw", function()
@@ -129,7 +172,7 @@ describe("adamw", function()
     assert.is_true(busy.tensor:to_table()[1][1] < 1)
   end)
 
-  it("keeps an fp32 master of bf16 weights, so that small updates add up", function()
+  it("keeps what bf16 weights lack of fp32 ones, so that small updates add up", function()
     local p = parameter("w", fn.ones(4, "bf16"))
     local optimizer = optim.adamw({ p }, { lr = 1e-3, beta1 = 0, beta2 = 0, max_grad_norm = 0 })
     for _ = 1, 20 do
@@ -137,15 +180,55 @@ describe("adamw", function()
       optimizer:step()
     end
     -- An update of 0.001 is below half a step of bf16 at 1.
-    helper.close(optimizer.states[1].master, { 0.98, 0.98, 0.98, 0.98 }, 1e-5)
-    helper.same(helper.to(p.tensor, "bf16"), helper.to(optimizer.states[1].master, "bf16"))
+    helper.close(p.tensor, { 0.98, 0.98, 0.98, 0.98 }, 2 ^ -8)
+    local word = ffi.new("uint32_t[1]", joined(p.tensor, optimizer.states[1].low)[1])
+    helper.close(tonumber(ffi.cast("float *", word)[0]), 0.98, 1e-5)
+  end)
+
+  it("moves bf16 weights as fp32 ones, bit for bit", function()
+    local start = normal(1, { 37, 29 }, "bf16")
+    local short, long = parameter("w", start), parameter("w", helper.to(start, "f32"))
+    local options = { lr = 1e-3, weight_decay = 0.1 }
+    local a, b = optim.adamw({ short }, options), optim.adamw({ long }, options)
+    for step = 1, 100 do
+      local grad = normal(100 + step, { 37, 29 })
+      set_grad(short, grad)
+      set_grad(long, grad)
+      a:step()
+      b:step()
+    end
+    local wanted = bits(long.tensor)
+    assert.same(wanted, joined(short.tensor, a.states[1].low))
+    helper.same(a.states[1].v, b.states[1].v)
+    -- What a model reads is the nearest bf16, halves away from 0.
+    for i, word in ipairs(bits(short.tensor)) do
+      assert.equal(math.floor((wanted[i] + 32768) / 65536), word)
+    end
+  end)
+
+  it("keeps a NaN one, and halves exact, in the low bits", function()
+    local p = helper.to(Tensor.from_table({ 1, 1, -1, 1 }), "bf16")
+    local low, m, v = fn.zeros(4, "bf16"), fn.zeros(4), fn.zeros(4)
+    -- 1 + 2^-8 and 1 - 2^-9 lie half-way between neighbours.
+    local g = Tensor.from_table({ -1, 1, 1, 0 / 0 })
+    ops.adamw(g, 1, 2 ^ -8, 0, 0, 0, 0, 1, p, m, v, low)
+    helper.close(p, { 1 + 2 ^ -7, 1 - 2 ^ -8, -1 - 2 ^ -7, 0 / 0 }, 0)
+    local words = joined(p, low)
+    assert.same({ 0x3f808000, 0x3f7f0000, 0xbf808000 }, { words[1], words[2], words[3] })
+  end)
+
+  it("refuses low bits beside weights that are not bf16", function()
+    local p = fn.ones(2)
+    helper.raises(function()
+      ops.adamw(fn.ones(2), 1, 0.1, 0, 0, 1, 0, 1, p, fn.zeros(2), fn.zeros(2), fn.zeros(2))
+    end, "adamw: p is f32, wanted bf16 beside low")
   end)
 
   it("keeps f64 moments for f64 weights", function()
     local p = parameter("w", fn.ones(4, "f64"), fn.ones(4, "f64"))
     local optimizer = optim.adamw({ p })
     assert.equal("f64", optimizer.states[1].m.dtype)
-    assert.is_nil(optimizer.states[1].master)
+    assert.is_nil(optimizer.states[1].low)
   end)
 
   it("forgets gradients when asked", function()
@@ -171,6 +254,141 @@ describe("adamw", function()
     refused({ eps = -1 }, "adamw: eps is -1")
     refused({ weight_decay = -1 }, "adamw: weight_decay is -1")
     refused({ max_grad_norm = -1 }, "adamw: max_grad_norm is -1")
+    refused({ states = "f16" }, "adamw: states is f16, wanted f32 or bf16")
+    refused({ seed = 1.5 }, "adamw: seed is 1.5, wanted a whole number")
+    refused({ seed = "x" }, "adamw: seed is x, wanted a whole number")
+    helper.raises(function()
+      optim.adamw({
+        parameter("a", fn.ones(1, "bf16")), parameter("proj.weight", fn.ones(1)),
+      }, { states = "bf16" })
+    end, "adamw: states is bf16, but proj.weight is f32: wanted bf16 parameters")
+  end)
+end)
+
+describe("adamw with bf16 states", function()
+  local N = 65536
+
+  -- Two tensors of ones after `steps` steps to 1 + 2^-8, half-way, each from 1 again; their first
+  -- moments lie half-way too. Gives the optimiser and, by tensor, which weights and moments went
+  -- up.
+  local function run(seed, steps)
+    local parameters = { parameter("a", fn.ones(256, 256, "bf16")) }
+    parameters[2] = parameter("b", fn.ones(256, 256, "bf16"))
+    local optimizer = optim.adamw(parameters, {
+      lr = 2 ^ -8, beta1 = 0, beta2 = 0, eps = 0, max_grad_norm = 0, states = "bf16", seed = seed,
+    })
+    for _ = 1, steps do
+      for _, p in ipairs(parameters) do
+        p.tensor:fill_(1)
+        p.tensor.grad = fn.full(-1 - 2 ^ -8, 256, 256)
+      end
+      optimizer:step()
+    end
+    local up = {}
+    for i, s in ipairs(optimizer.states) do
+      up[i] = { p = {}, m = {} }
+      for k, word in ipairs(bits(s.tensor)) do
+        assert.is_true(word == 0x3f80 or word == 0x3f81)
+        up[i].p[k] = word - 0x3f80
+      end
+      for k, word in ipairs(bits(s.m)) do
+        assert.is_true(word == 0xbf80 or word == 0xbf81)
+        up[i].m[k] = word - 0xbf80
+      end
+    end
+    return optimizer, up
+  end
+
+  local function share(list)
+    local total = 0
+    for _, x in ipairs(list) do
+      total = total + x
+    end
+    return total / #list
+  end
+
+  it("B88: rounds each value of each tensor, step and moment by bits of its own", function()
+    local optimizer, up = run(3, 1)
+    for i = 1, 2 do
+      about_half(share(up[i].p), "weights rounded up")
+      about_half(share(up[i].m), "moments rounded up")
+      about_half(agreement(up[i].p, up[i].m), "weights and moments")
+      local above, below = {}, {}
+      for k = 1, N - 256 do
+        above[k], below[k] = up[i].p[k], up[i].p[k + 256]
+      end
+      about_half(agreement(above, below), "rows")
+    end
+    about_half(agreement(up[1].p, up[2].p), "tensors")
+    local _, again = run(3, 1)
+    assert.equal(1, agreement(up[1].p, again[1].p))
+    assert.equal(1, agreement(up[2].m, again[2].m))
+    local _, later = run(3, 2)
+    about_half(agreement(up[1].p, later[1].p), "steps")
+    about_half(agreement(up[1].p, later[2].p), "steps of two tensors")
+    local _, other = run(4, 1)
+    about_half(agreement(up[1].p, other[1].p), "seeds")
+    assert.equal("bf16", optimizer.states[1].v.dtype)
+    assert.is_nil(optimizer.states[1].low)
+  end)
+
+  it("rounds by the words of its Philox stream", function()
+    local n, seed, stream = 1001, 99, 5
+    local words = ffi.new("uint32_t[?]", 2 * n)
+    lib.C.lg_philox(seed, stream, 0, 2 * n, words)
+    local function rounded(value, random)
+      local x = ffi.new("float[1]", value)
+      local whole = tonumber(ffi.cast("uint32_t *", x)[0])
+      return math.floor((whole + random) / 65536)
+    end
+    local g = normal(7, { n })
+    local p, m, v = normal(8, { n }, "bf16"), fn.zeros(n, "bf16"), fn.zeros(n, "bf16")
+    local before = helper.values(p)
+    -- Without memory the moments are g and g^2; without a gradient decay alone moves the weights.
+    ops.adamw_stochastic(g, 1, 0, 0, 0, 1, 0, 1, seed, stream, p:clone(), m, v)
+    local first, second = bits(m), bits(v)
+    ops.adamw_stochastic(fn.zeros(n), 1, 2 ^ -5, 0, 0, 1, 2 ^ -6, 1, seed, stream, p, m, v)
+    local weights = bits(p)
+    for i, x in ipairs(helper.values(g)) do
+      local a, b = tonumber(words[2 * i - 2]), tonumber(words[2 * i - 1])
+      assert.equal(rounded(x, math.floor(a / 65536)), first[i])
+      assert.equal(rounded(x * x, b % 65536), second[i])
+      assert.equal(rounded(before[i] * (1 - 2 ^ -11), a % 65536), weights[i])
+    end
+  end)
+
+  it("adds up updates far below half a step", function()
+    local p = parameter("w", fn.ones(N, "bf16"))
+    local optimizer = optim.adamw({ p }, {
+      lr = 2 ^ -14, beta1 = 0, beta2 = 0, max_grad_norm = 0, states = "bf16",
+    })
+    for _ = 1, 16 do
+      set_grad(p, fn.full(-1, N))
+      optimizer:step()
+    end
+    helper.close(fn.sum(helper.to(p.tensor, "f32")):item() / N, 1 + 2 ^ -10, 5e-5)
+  end)
+
+  it("makes no number of what is not finite", function()
+    local p = helper.to(Tensor.from_table({ 1 / 0, -1 / 0, 0 / 0 }), "bf16")
+    ops.adamw_stochastic(fn.zeros(3), 1, 0, 0, 0, 1, 0, 1, 0, 0, p, fn.zeros(3, "bf16"),
+      fn.zeros(3, "bf16"))
+    for _, x in ipairs(helper.values(p)) do
+      assert.is_false(math.abs(x) < math.huge)
+    end
+  end)
+
+  it("refuses attributes out of range", function()
+    local function refused(beta1, beta2, step, ...)
+      local p = fn.ones(1, "bf16")
+      helper.raises(function()
+        ops.adamw_stochastic(fn.ones(1), 1, 0, beta1, beta2, 1, 0, step, 0, 0, p, p:clone(),
+          p:clone())
+      end, ...)
+    end
+    refused(1, 0, 1, "adamw_stochastic: beta1 is 1, wanted [0, 1)")
+    refused(0, -1, 1, "adamw_stochastic: beta2 is -1, wanted [0, 1)")
+    refused(0, 0, 0, "adamw_stochastic: step is 0, wanted at least 1")
   end)
 end)
 

@@ -322,11 +322,22 @@ lg_status lg_sample(lg_context *ctx, const lg_tensor *z, const lg_tensor *sequen
 /* ---- optimiser ---- */
 
 /* AdamW (Loshchilov and Hutter 2019, algorithm 2) with g' = grad_scale g: p *= 1 - lr weight_decay, m and v move by 1 - beta,
- * p -= lr mhat / (sqrt(vhat) + eps); step counts from 1.
- *: g[*]:acc p[*] m[*]:acc v[*]:acc -> p m v */
+ * p -= lr mhat / (sqrt(vhat) + eps); step counts from 1. With low, p must be bf16 and the two hold an fp32 weight: p the nearest
+ * bf16, halves away from 0, and low, a signed 16-bit number in a bf16's room, what its bits lack: (p's bits << 16) + low.
+ *: g[*]:acc p[*] m[*]:acc v[*]:acc low?[*] -> p m v low */
 lg_status lg_adamw(lg_context *ctx, const lg_tensor *g, double grad_scale, double lr, double beta1,
                    double beta2, double eps, double weight_decay, int64_t step, lg_tensor *p,
-                   lg_tensor *m, lg_tensor *v);
+                   lg_tensor *m, lg_tensor *v, lg_tensor *low);
+
+/* adamw with p, m and v in bf16, rounded stochastically from fp32: up in magnitude with the probability that is the share of
+ * the step between the neighbours, so that updates far below half a step add up in the mean. Element i has words 2i and 2i+1 of
+ * the Philox stream (seed, stream): the low half of the first for p, its high half for m, the low half of the second for v.
+ * In f32 and f64 it is adamw.
+ *: g[*]:acc p[*] m[*] v[*] -> p m v */
+lg_status lg_adamw_stochastic(lg_context *ctx, const lg_tensor *g, double grad_scale, double lr,
+                              double beta1, double beta2, double eps, double weight_decay,
+                              int64_t step, int64_t seed, int64_t stream, lg_tensor *p,
+                              lg_tensor *m, lg_tensor *v);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,7 @@
 -- AdamW with TRL's defaults: decoupled decay (none on norms and biases), clipping by the global
--- norm. bf16 weights keep an fp32 master copy.
+-- norm. States in f32: bf16 weights keep the 16 bits that they lack of fp32 ones beside them, and
+-- move as those would, bit for bit (14 bytes a weight with the gradient). States in bf16: weights
+-- and moments are rounded stochastically (10 bytes).
 local clip = require("liger.optim.clip")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
@@ -10,6 +12,9 @@ AdamW.__index = AdamW
 
 local M = {}
 
+-- Streams of random numbers lie above those of the data: one a step and tensor.
+local STREAM, TENSORS = 2 ^ 52, 2 ^ 20
+
 local DEFAULTS = {
   lr = 5e-5,
   beta1 = 0.9,
@@ -18,6 +23,8 @@ local DEFAULTS = {
   weight_decay = 0,
   max_grad_norm = 1, -- 0: no clipping
 }
+
+local STATES = { f32 = true, bf16 = true }
 
 -- From the first up to, but without, the second.
 local RANGES = {
@@ -44,39 +51,76 @@ end
 
 --- An optimiser over named parameters.
 ---@param parameters liger.Parameter[]  { name, tensor }
----@param options? table  lr, beta1, beta2, eps, weight_decay, max_grad_norm
+---@param options? table  lr, beta1, beta2, eps, weight_decay, max_grad_norm; states: "f32" or, for
+--- bf16 parameters, "bf16"; seed of the rounding of bf16 states
 function M.new(parameters, options)
-  local self = setmetatable({ steps = 0, states = {} }, AdamW)
+  local self = setmetatable({ steps = 0, states = {}, seed = 0, stochastic = false }, AdamW)
   for key, value in pairs(DEFAULTS) do
     self[key] = value
   end
   for key, value in pairs(options or {}) do
-    local range = RANGES[key]
-    if not range then
-      lib.raise(("adamw: unknown option %s"):format(tostring(key)))
-    end
-    if type(value) ~= "number" or not (value >= range[1] and value < range[2]) then
-      lib.raise(
-        ("adamw: %s is %s, wanted a number from %g to below %g"):format(
-          key, tostring(value), range[1], range[2]
-        )
-      )
-    end
-    self[key] = value
+    self:_set(key, value)
   end
   for i, p in ipairs(parameters) do
     local t = p.tensor
-    local acc = t.dtype == "f64" and "f64" or "f32"
+    if self.stochastic and t.dtype ~= "bf16" then
+      lib.raise(
+        ("adamw: states is bf16, but %s is %s: wanted bf16 parameters"):format(p.name, t.dtype)
+      )
+    end
+    local acc = self.stochastic and "bf16" or t.dtype == "f64" and "f64" or "f32"
     self.states[i] = {
       name = p.name,
       tensor = t,
       decays = M.decays(p.name, t),
       m = zeros(t.shape, acc),
       v = zeros(t.shape, acc),
-      master = t.dtype ~= acc and Tensor.empty(t.shape, acc):keep():copy_(t) or nil,
+      low = t.dtype == "bf16" and not self.stochastic and zeros(t.shape, "bf16") or nil,
     }
   end
   return self
+end
+
+function AdamW:_set(key, value)
+  local range = RANGES[key]
+  if key == "states" then
+    if not STATES[value] then
+      lib.raise(("adamw: states is %s, wanted f32 or bf16"):format(tostring(value)))
+    end
+    self.stochastic = value == "bf16"
+  elseif key == "seed" then
+    if type(value) ~= "number" or value % 1 ~= 0 then
+      lib.raise(("adamw: seed is %s, wanted a whole number"):format(tostring(value)))
+    end
+    self.seed = value
+  elseif not range then
+    lib.raise(("adamw: unknown option %s"):format(tostring(key)))
+  elseif type(value) ~= "number" or not (value >= range[1] and value < range[2]) then
+    lib.raise(
+      ("adamw: %s is %s, wanted a number from %g to below %g"):format(
+        key, tostring(value), range[1], range[2]
+      )
+    )
+  else
+    self[key] = value
+  end
+end
+
+-- Moves the i-th parameter.
+function AdamW:_update(i, factor, lr)
+  local s = self.states[i]
+  local decay = s.decays and self.weight_decay or 0
+  if self.stochastic then
+    ops.adamw_stochastic(
+      s.tensor.grad, factor, lr, self.beta1, self.beta2, self.eps, decay, self.steps, self.seed,
+      STREAM + self.steps * TENSORS + i, s.tensor, s.m, s.v
+    )
+  else
+    ops.adamw(
+      s.tensor.grad, factor, lr, self.beta1, self.beta2, self.eps, decay, self.steps, s.tensor,
+      s.m, s.v, s.low
+    )
+  end
 end
 
 --- One update from the gradients, which are zeroed after it. A norm that is not finite changes
@@ -96,15 +140,10 @@ function AdamW:step(lr)
   if finite then
     self.steps = self.steps + 1
   end
-  for _, s in ipairs(self.states) do
+  for i, s in ipairs(self.states) do
     local grad = s.tensor.grad
     if grad and finite then
-      local decay = s.decays and self.weight_decay or 0
-      local p = s.master or s.tensor
-      ops.adamw(grad, factor, lr, self.beta1, self.beta2, self.eps, decay, self.steps, p, s.m, s.v)
-      if s.master then
-        s.tensor:copy_(s.master)
-      end
+      self:_update(i, factor, lr)
     end
     if grad then
       grad:fill_(0)
