@@ -33,7 +33,7 @@ static lg_status step(double g, double scale, double eps, double decay, int64_t 
     lg_tensor tp = {p, {1}, {1}, 1, LG_F64, LG_CPU}, tm = tp, tv = tp;
     tm.data = m;
     tv.data = v;
-    return lg_adamw(ctx, &tg, scale, 1e-3, 0.9, 0.999, eps, decay, t, &tp, &tm, &tv);
+    return lg_adamw(ctx, &tg, scale, 1e-3, 0.9, 0.999, eps, decay, t, &tp, &tm, &tv, NULL);
 }
 
 static void b86_epsilon_comes_after_the_bias_correction(void **state) {
