@@ -171,6 +171,7 @@ if config.share then
     return spent[a] > spent[b]
   end)
   for _, name in ipairs(names) do
-    print(("  %5.1f%%  %-26s %.3f ms"):format(100 * spent[name] / total_spent, name, spent[name] * 1e3))
+    local share = 100 * spent[name] / total_spent
+    print(("  %5.1f%%  %-26s %.3f ms"):format(share, name, spent[name] * 1e3))
   end
 end

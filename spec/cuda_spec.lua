@@ -87,8 +87,8 @@ function Copy:to_host()
   return y
 end
 
--- Calls an op on the device with parameters by name (CPU tensors); gives its written tensors back on
--- the CPU.
+-- Calls an op on the device with parameters by name (CPU tensors); gives its written tensors back
+-- on the CPU.
 local function call(op, values, pad)
   local args, copies = {}, {}
   for i, p in ipairs(op.params) do
@@ -206,7 +206,8 @@ describe("the CUDA backend", function()
     if case then
       for _, dtype in ipairs({ "f32", "bf16" }) do
         for _, shape in ipairs(case.shapes) do
-          it(("%s %s: agrees with the CPU, %s"):format(op.name, dtype, cases.text(shape)), function()
+          local size = cases.text(shape)
+          it(("%s %s: agrees with the CPU, %s"):format(op.name, dtype, size), function()
             agree(op, case, shape, dtype)
           end)
         end

@@ -191,7 +191,9 @@ static inline int op_threads(const lg_context *ctx, int64_t n, int64_t grain) {
 enum { ROW_GRAIN = 16384 };
 
 /* Tasks that a thread of a dynamic loop takes at once: taking one costs 0.1 us between two cores. */
-static inline int64_t chunk_of(int64_t num_tasks, int threads) { return num_tasks / (threads * 32) + 1; }
+static inline int64_t chunk_of(int64_t num_tasks, int threads) {
+    return num_tasks / (threads * 32) + 1;
+}
 
 /* Copies one row of `bytes` to each of N rows: a bias before a product is added to it. */
 static inline void fill_rows(lg_context *ctx, const void *row, void *rows, int64_t N,
