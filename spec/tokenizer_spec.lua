@@ -266,8 +266,11 @@ describe("GGUF metadata", function()
   end)
 
   local model = os.getenv("LIGER_SMOLLM2") or ""
-  local run = model ~= "" and it or pending
-  run("of SmolLM2 give the recorded ids", function()
+  if model == "" then
+    print("skipped: spec/tokenizer_spec.lua: the ids of SmolLM2, LIGER_SMOLLM2 is not set")
+    return
+  end
+  it("of SmolLM2 give the recorded ids", function()
     local t = tokenizer.load(model)
     local golden = cjson.decode(helper.read(helper.golden_folder("smollm2") .. "/golden.json"))
     for _, case in ipairs(golden.encodings) do

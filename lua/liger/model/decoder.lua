@@ -169,7 +169,7 @@ function Decoder:forward(ids, position, length, attend, last)
   for i, b in ipairs(w.blocks) do
     local of_last = i == #w.blocks and last or nil
     if not autograd.state.recording then
-      -- Nothing of a block is needed afterwards: the next one works in its memory, still in cache.
+      -- Nothing of a block is needed afterwards: the next one works in its memory.
       x = memory.scope(block, self, b, x, position, cos, sin, attend, i, of_last)
     elseif self.checkpointing then
       x = autograd.checkpoint(block, self, b, x, position, cos, sin, attend, i, of_last)

@@ -1,9 +1,10 @@
 -- AdamW with TRL's defaults: decoupled decay (none on norms and biases), clipping by the global
 -- norm. States in f32: bf16 weights keep the 16 bits that they lack of fp32 ones beside them, and
--- move as those would, bit for bit (14 bytes a weight with the gradient). States in bf16: weights
--- and moments are rounded stochastically (10 bytes).
+-- move as those would, bit for bit (16 bytes a weight with its fp32 gradient). States in bf16:
+-- weights and moments are rounded stochastically (10 bytes).
 local clip = require("liger.optim.clip")
 local lib = require("liger.ffi")
+local memory = require("liger.memory")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
 
@@ -46,7 +47,9 @@ function M.decays(name, tensor)
 end
 
 local function zeros(shape, dtype)
-  return Tensor.empty(shape, dtype):keep():fill_(0)
+  local t = Tensor.empty(shape, dtype):keep():fill_(0)
+  memory.claim(t.storage, "optimiser")
+  return t
 end
 
 --- An optimiser over named parameters.

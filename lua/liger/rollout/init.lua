@@ -1,7 +1,8 @@
 -- Batched generation over the paged cache. Prompts join when pages are free, their group shares the
 -- prompt's pages, sequences leave when they stop. The draw of a token depends on (seed, sequence
 -- number, position) alone, and every op treats rows alone, so a sequence is the same whoever shares
--- its batch, and its log-probabilities are those of a training forward, bit for bit.
+-- its batch, and its log-probabilities are those of a training forward: on the CPU bit for bit, on
+-- CUDA to about 1e-7, since products of other numbers of rows use other tiles there.
 local autograd = require("liger.autograd")
 local cache_module = require("liger.rollout.cache")
 local lib = require("liger.ffi")
