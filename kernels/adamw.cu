@@ -2,6 +2,7 @@
  * p, m and v once, in 16 bytes each (8 for p in 16 bits). Beside `low` p is half of an fp32 weight.
  */
 #include "adamw.cuh"
+#include "op/adamw.h"
 
 /* ---- where weights are ---- */
 

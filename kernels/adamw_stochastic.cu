@@ -4,6 +4,8 @@
  */
 #include "adamw.cuh"
 #include "philox.cuh"
+#include "op/adamw.h"
+#include "op/adamw_stochastic.h"
 
 /* Up in magnitude with probability (what 16 bits lack) / 2^16. `random` is below 2^16. A NaN that
  * arithmetic gave stays one when it is cut. */

@@ -10,6 +10,7 @@
 #include "attention.cuh"
 #include "mma.cuh"
 #include "wgmma.cuh"
+#include "op/attention.h"
 
 template <class T>
 struct forward_args {

@@ -11,6 +11,7 @@
 #include "attention.cuh"
 #include "mma.cuh"
 #include "wgmma.cuh"
+#include "op/attention.h"
 
 template <class T>
 struct backward_args {

@@ -10,6 +10,7 @@
 #include "attention.cuh"
 #include "mma.cuh"
 #include "wgmma.cuh"
+#include "op/attention_decode.h"
 
 template <class T>
 struct decode_args {

@@ -4,6 +4,13 @@
  * read dy once for both.
  */
 #include "element.cuh"
+#include "op/add.h"
+#include "op/copy.h"
+#include "op/div.h"
+#include "op/maximum.h"
+#include "op/minimum.h"
+#include "op/mul.h"
+#include "op/sub.h"
 
 /* a = x, b = sign x, as map_elements goes. */
 template <class T>

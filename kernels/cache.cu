@@ -6,6 +6,8 @@
  * A thread moves one unit of 16, 8, 4 or 2 bytes, the widest that all rows allow, of keys and of
  * values. A slot outside the cache is noted and its row skipped. */
 #include "common.cuh"
+#include "op/cache_copy.h"
+#include "op/cache_write.h"
 
 struct cache_args {
     const char *k, *v;

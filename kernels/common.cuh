@@ -14,7 +14,6 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "backend.h"
 #include "internal.h"
 
 typedef __nv_bfloat16 bf16;

@@ -3,6 +3,10 @@
  * element once.
  */
 #include "element.cuh"
+#include "op/equal.h"
+#include "op/less.h"
+#include "op/less_equal.h"
+#include "op/where.h"
 
 extern "C" lg_status cuda_less(lg_context *ctx, const lg_tensor *a, const lg_tensor *b,
                                lg_tensor *y) {

@@ -7,6 +7,9 @@
  * bounds, and NaN becomes 0.
  */
 #include "element.cuh"
+#include "op/accumulate.h"
+#include "op/copy.h"
+#include "op/fill.h"
 
 enum { THREADS = 256, VECTORS = 2 };
 

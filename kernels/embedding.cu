@@ -10,6 +10,7 @@
  * that no id names are not touched. The grouping of the sums depends on ids alone.
  */
 #include "follow.cuh"
+#include "op/embedding.h"
 
 enum {
     THREADS = 256,

@@ -6,6 +6,7 @@
  * O alone, so the bits do.
  */
 #include "linear.cuh"
+#include "op/linear.h"
 
 enum { COLUMN_LANES = 32, ROW_LANES = 8, MOST_SHARES = 64, SUM_THREADS = 256 };
 

@@ -7,6 +7,7 @@
  * Slices that shared memory does not hold are read twice.
  */
 #include "head.cuh"
+#include "op/linear_cross_entropy.h"
 
 /* The slice to shared memory, each thread what it will read itself. */
 __device__ __forceinline__ void keep_slice(const float *z, head_slice slice, float *kept) {

@@ -4,6 +4,7 @@
  * linear_logits_finish: a thread owns 4 logits, read and written once.
  */
 #include "head.cuh"
+#include "op/linear_logits.h"
 
 static __global__ void __launch_bounds__(HEAD_THREADS)
     linear_logits_finish(float *z, int64_t n, bool vector, head_capped finish) {

@@ -9,6 +9,7 @@
  * + entropy))) dz / dlogits in x's dtype.
  */
 #include "head.cuh"
+#include "op/linear_logprob.h"
 
 enum { BWD_ITEMS = 4 /* vectors of 4 logits a thread */ };
 

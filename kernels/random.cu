@@ -5,6 +5,8 @@
  */
 #include "element.cuh"
 #include "philox.cuh"
+#include "op/random_normal.h"
+#include "op/random_uniform.h"
 
 enum { THREADS = 256, UNIFORM_VECTORS = 2 };
 

@@ -7,6 +7,10 @@
 #include "element.cuh"
 #include "follow.cuh"
 #include "piece.cuh"
+#include "op/gather.h"
+#include "op/segment_sum.h"
+#include "op/sum.h"
+#include "op/sum_squares.h"
 
 enum { THREADS = 256, MAX_PARTIALS = 4096, TOTAL_THREADS = 1024 };
 

@@ -10,6 +10,7 @@
  * bits do; whether 16 bytes are read at once or one by one changes none.
  */
 #include "piece.cuh"
+#include "op/rms_norm.h"
 
 enum {
     FWD_THREADS = 256, /* or LANES, if more */

@@ -7,6 +7,7 @@
  * tokens and heads may lie apart.
  */
 #include "piece.cuh"
+#include "op/rope.h"
 
 enum { THREADS = 256, HEADS = 4 };
 

@@ -10,6 +10,7 @@
 #include <curand_philox4x32_x.h>
 
 #include "element.cuh"
+#include "op/sample.h"
 
 enum {
     THREADS = 1024,

@@ -5,6 +5,7 @@
  * through all rows. Each input is read once, each output written once; rows may lie apart.
  */
 #include "common.cuh"
+#include "op/swiglu.h"
 
 enum { THREADS = 256, ITEMS = 2 };
 

@@ -3,6 +3,15 @@
  * or its result, as ops.h has it.
  */
 #include "element.cuh"
+#include "op/abs.h"
+#include "op/affine.h"
+#include "op/clamp.h"
+#include "op/exp.h"
+#include "op/fill.h"
+#include "op/log.h"
+#include "op/log_sigmoid.h"
+#include "op/power.h"
+#include "op/sigmoid.h"
 
 /* The exponential of a number that is not positive cannot overflow. */
 __device__ __forceinline__ float logistic(float x) {

@@ -151,7 +151,7 @@ int f(int);
     local folder = os.tmpname()
     os.remove(folder)
     assert.equal(0, os.execute(
-      ("mkdir %s && luajit src/opgen.lua src/liger.h src/ops.h %s"):format(folder, folder)
+      ("mkdir -p %s/op && luajit src/opgen.lua src/liger.h src/ops.h %s"):format(folder, folder)
     ))
     local stubs = helper.read(folder .. "/ops.meta.lua")
     os.execute("rm -r " .. folder)

@@ -4,7 +4,6 @@
 #define LIGER_INTERNAL_H
 
 #include "liger.h"
-#include "ops.h"
 
 /* libliger_cuda.so calls these too. */
 #pragma GCC visibility push(default)

@@ -1,6 +1,7 @@
 -- Build step: reads liger.h and ops.h, writes what follows from the op table.
 --   luajit src/opgen.lua liger.h ops.h OUT
 -- OUT/backend.h   the backend's table of functions and the prototypes that backends implement
+-- OUT/op/NAME.h   the prototypes of op NAME's kernels and its gradient's
 -- OUT/cuda_table.c the CUDA backend's table
 -- OUT/dispatch.c  the checked public entry of each op, the CPU table, the hash of the headers
 -- OUT/abi.lua     the text for ffi.cdef, the hash, the ops' schema text
@@ -79,9 +80,27 @@ end
 backend[#backend + 1] = "\n#ifdef __cplusplus\n}\n#endif\n#endif\n"
 write(out .. "/backend.h", table.concat(backend, "\n"))
 
+-- A kernel file includes its own ops' alone, so that a new op compiles no other kernel again.
+for _, op in ipairs(ops) do
+  if not op.backward_of then
+    local list = {
+      "/* Made by opgen.lua from ops.h. */",
+      '#include "liger.h"\n',
+      '#ifdef __cplusplus\nextern "C" {\n#endif',
+      ("lg_status cuda_%s(%s);"):format(op.name, params(op, true)),
+    }
+    if op.backward then
+      local back = op.backward
+      list[#list + 1] = ("lg_status cuda_%s(%s);"):format(back.name, params(back, true))
+    end
+    list[#list + 1] = "#ifdef __cplusplus\n}\n#endif\n"
+    write(("%s/op/%s.h"):format(out, op.name), table.concat(list, "\n"))
+  end
+end
+
 local dispatch = {
   "/* Made by opgen.lua from ops.h: the checked public entry of each op. */",
-  '#include "backend.h"\n#include "check.h"\n#include "internal.h"\n',
+  '#include "backend.h"\n#include "check.h"\n#include "internal.h"\n#include "ops.h"\n',
 }
 for _, op in ipairs(ops) do
   dispatch[#dispatch + 1] = ("__attribute__((weak)) lg_status cpu_%s(%s);"):format(

@@ -1,0 +1,108 @@
+-- What the runners of spec/golden/ share. A runner is a file named by the golden op,
+--   return { compared = N, run = function(case) ... end, only_f64 = true?, elsewhere = "a spec"? }
+-- where run gives the case's outputs, gradients and metrics under the file's names (every number of
+-- the file must be among them), or false and a reason when the case is not built; `compared` is how
+-- many cases are: one that falls out is missed. A case: { name, op, options, flags, tensors, dtype,
+-- get(key, dtype?) }. `exact` in a result holds numbers that must be equal; `without`, those left out
+local fn = require("liger.fn")
+local helper = require("spec.helper")
+local Tensor = require("liger.tensor")
+
+local M = {}
+
+function M.eye(size, dtype)
+  local w = fn.zeros(size, size, dtype)
+  local data = w:data()
+  for i = 0, size - 1 do
+    data[i * size + i] = 1
+  end
+  return w
+end
+
+-- sum(up * out) over the outputs that have an `up`.
+function M.backward(case, outputs)
+  local total
+  for name, y in pairs(outputs) do
+    local up = case.get("up." .. name)
+    if up then
+      local part = fn.sum(y * up)
+      total = total and total + part or part
+    end
+  end
+  total:backward()
+end
+
+function M.gradients(result, leaves)
+  for name, x in pairs(leaves) do
+    result["grad." .. name] = x.grad or fn.full_like(x, 0)
+  end
+  return result
+end
+
+function M.leaf(case, name)
+  local x = case.get("in." .. name)
+  return x and x:requires_grad_()
+end
+
+function M.rows_in_order(n)
+  local list = {}
+  for i = 1, n do
+    list[i] = i - 1
+  end
+  return Tensor.from_table(list, "i32")
+end
+
+-- ---- heads; a case on logits is one whose head is the identity ----
+
+function M.head(case)
+  local leaves, x, w
+  if case.get("in.logits") then
+    leaves = { logits = M.leaf(case, "logits") }
+    x, w = leaves.logits, M.eye(leaves.logits:size(2), case.dtype)
+  else
+    leaves = { hidden = M.leaf(case, "hidden"), weight = M.leaf(case, "weight"),
+      bias = M.leaf(case, "bias") }
+    x, w = leaves.hidden, leaves.weight
+  end
+  return x, w, leaves
+end
+
+-- Targets as i32, -100 where a mask is 0.
+function M.targets(case, name, count)
+  local given, mask = case.get("in." .. name, "i32"), case.get("in.mask", "i32")
+  local target = given or Tensor.empty({ count }, "i32"):fill_(0)
+  if mask then
+    for i = 0, count - 1 do
+      if mask:data()[i] == 0 then
+        target:data()[i] = -100
+      end
+    end
+  end
+  return target
+end
+
+-- The rows that count, by sequence.
+function M.completions(case, target)
+  local cu = case.get("in.cu_seqlens", "i32"):data()
+  local rows, sequence, start = {}, {}, { 0 }
+  local S = case.get("in.cu_seqlens"):numel() - 1
+  for s = 0, S - 1 do
+    for i = cu[s], cu[s + 1] - 1 do
+      if target:data()[i] ~= -100 then
+        rows[#rows + 1], sequence[#sequence + 1] = i, s
+      end
+    end
+    start[s + 2] = #rows
+  end
+  return rows, sequence, start
+end
+
+function M.picked(x, rows, dtype)
+  local all, list = helper.values(x), {}
+  for k, i in ipairs(rows) do
+    list[k] = all[i + 1]
+  end
+  return Tensor.from_table(list, dtype)
+end
+
+return M

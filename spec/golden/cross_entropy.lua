@@ -1,0 +1,1 @@
+return { compared = 10, run = require("spec.golden.linear_cross_entropy").run }

@@ -1,0 +1,1 @@
+return { compared = 5, run = require("spec.golden.linear_logprob").run }

@@ -1,0 +1,1 @@
+return { elsewhere = "rope_spec.lua" }
