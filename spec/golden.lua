@@ -3,7 +3,7 @@
 -- where run gives the case's outputs, gradients and metrics under the file's names (every number of
 -- the file must be among them), or false and a reason when the case is not built; `compared` is how
 -- many cases are: one that falls out is missed. A case: { name, op, options, flags, tensors, dtype,
--- get(key, dtype?) }. `exact` in a result holds numbers that must be equal; `without`, those left out
+-- get(key, dtype?) }. `exact` in a result holds numbers that must be equal, `without` omitted ones.
 local fn = require("liger.fn")
 local helper = require("spec.helper")
 local Tensor = require("liger.tensor")
