@@ -2,10 +2,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "context.h"
 
-enum { ALIGN = 256, FIRST_SCRATCH_BYTES = 1 << 21 };
+enum { ALIGN = 256, FIRST_SCRATCH_BYTES = 1 << 21, PAGE_BYTES = 4096, HUGE_BYTES = 1 << 22 };
 
 /* ---- the CPU as a device ---- */
 
@@ -22,6 +23,14 @@ static void *cpu_alloc(lg_context *ctx, int64_t bytes) {
     if (bytes < 0 || bytes > INT64_MAX / 2) return NULL;
     char *memory = malloc((size_t)bytes + ALIGN + sizeof(void *));
     if (!memory) return NULL;
+#ifdef MADV_HUGEPAGE
+    /* Large blocks on huge pages: a matrix is read across its lines, a page each. Where the system refuses, nothing is lost. */
+    if (bytes >= HUGE_BYTES) {
+        uintptr_t start = ((uintptr_t)memory + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+        uintptr_t end = ((uintptr_t)memory + (uintptr_t)bytes) / PAGE_BYTES * PAGE_BYTES;
+        madvise((void *)start, end - start, MADV_HUGEPAGE);
+    }
+#endif
     uintptr_t at = ((uintptr_t)memory + sizeof(void *) + ALIGN - 1) / ALIGN * ALIGN;
     char *data = memory + (at - (uintptr_t)memory);
     memcpy(data - sizeof(void *), &memory, sizeof memory);
