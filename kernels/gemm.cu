@@ -10,22 +10,17 @@
 
 enum { MOST_PROPOSALS = 32, BIAS_THREADS = 256 };
 
-/* Which proposal is fastest, where it is not the first. Made by bench/gemm.cu on an H200:
+/* Which proposal to take, where it is not the first. Every operand is bf16. Made on an H200:
  *   nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -Isrc -Ikernels -Ibuild/gen \
- *       bench/gemm.cu -lcublasLt -o build/gemm_bench && build/gemm_bench
- * Proposals differ between versions of cuBLASLt: entries count for `TUNED_VERSION` alone. Every
- * operand is bf16; m, n and k are those of gemm_class. */
-enum { TUNED_VERSION = 0 };
-
+ *       bench/gemm.cu -lcublasLt -o build/gemm_bench
+ *   build/gemm_bench --table > kernels/gemm_tuned.cuh */
 typedef struct tuned_choice {
     int32_t a_trans, b_trans, out_dtype;
     int64_t m, n, k;
     int32_t index;
 } tuned_choice;
 
-static const tuned_choice tuned[] = {
-    {0, 0, LG_F32, 0, 0, 0, 0},
-};
+#include "gemm_tuned.cuh"
 
 static int tuned_index(const gemm_problem *p) {
     if (p->in_dtype != LG_BF16 || cublasLtGetVersion() != TUNED_VERSION) return 0;

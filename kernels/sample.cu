@@ -6,10 +6,14 @@
  * boundary, the last candidate in falling order that it keeps, found by radix select over the
  * logits' bits: exact, without sorting, of equal values the lower id first. The draw adds the
  * segments in id order and walks the one where the running weight reaches u * total.
+ *
+ * Of fp32 logits a second kernel makes the log-probability by the heads' own reduction (head.cuh),
+ * so that it is the one that linear_logprob gives, bit for bit.
  */
 #include <curand_philox4x32_x.h>
 
 #include "element.cuh"
+#include "head.cuh"
 #include "op/sample.h"
 
 enum {
@@ -349,6 +353,19 @@ __global__ void __launch_bounds__(THREADS)
     logp[b] = (float)p;
 }
 
+/* logp[b] = z[b,id[b]] - lse[b], a cluster a row. */
+static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
+    sample_logp(const float *z, int64_t stride, int64_t V, bool vector, const int32_t *id,
+                float *logp) {
+    __shared__ head_room room;
+    const int64_t b = blockIdx.x / head_num_slices();
+    const float *row = z + b * stride;
+    const head_stats s =
+        head_merge(head_reduce_thread(row, head_slice_of(V), vector, head_plain(), NULL), &room);
+    if (head_slice_index() == 0 && threadIdx.x == 0) logp[b] = (row[id[b]] - s.max) - logf(s.sum);
+    head_leave();
+}
+
 extern "C" lg_status cuda_sample(lg_context *ctx, const lg_tensor *z, const lg_tensor *sequence,
                                  const lg_tensor *position, int64_t seed, int64_t top_k,
                                  double top_p, double min_p, lg_tensor *id, lg_tensor *logp) {
@@ -368,6 +385,10 @@ extern "C" lg_status cuda_sample(lg_context *ctx, const lg_tensor *z, const lg_t
             (const T *)z->data, z->stride[0], (int)V, (const int64_t *)sequence->data,
             (const int32_t *)position->data, seed, k, (int32_t *)id->data, (float *)logp->data,
             cuda_error_slot(ctx));
-        return cuda_launched(ctx, "sample");
+        LG_TRY(cuda_launched(ctx, "sample"));
+        if (z->dtype != LG_F32) return LG_OK;
+        return head_launch_rows(ctx, "sample", V, B, 0, sample_logp, (const float *)z->data,
+                                z->stride[0], V, can_vectorise<float>(z->data, z->stride[0]),
+                                (const int32_t *)id->data, (float *)logp->data);
     });
 }

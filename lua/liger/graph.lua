@@ -8,19 +8,43 @@ local C = lib.C
 
 local M = {}
 
+---@class liger.Graph
+local Graph = {}
+Graph.__index = Graph
+
 local function pack(...)
   return { n = select("#", ...), ... }
 end
 
---- Records fn() and gives a function that does it again. fn reads and writes the same tensors every
---- time (change their values, not which tensors they are), does not wait for the device, and what
---- it returns stays where it is: each replay overwrites it. An error in fn leaves the recording
---- open and Lua's collector stopped: who goes on after it calls memory.reset(), as the prompt does.
+--- Does again what the function did.
+---@return any ...  what the function returned; a replay overwrites its tensors
+function Graph:__call()
+  if not self.recording then
+    return self.fn()
+  end
+  lib.check(C.lg_graph_launch(self.recording))
+  return unpack(self.results, 1, self.results.n)
+end
+
+--- Gives its memory back; it is not to be called again.
+function Graph:free()
+  if self.recording then
+    C.lg_graph_free(ffi.gc(self.recording, nil))
+    memory.release_recording(self.memory)
+    self.recording, self.results = nil, nil
+  end
+end
+
+--- Records fn() and gives an object that does it again when called. fn reads and writes the same
+--- tensors every time (change their values, not which tensors they are), does not wait for the
+--- device, and what it returns stays where it is. An error in fn leaves the recording open and
+--- Lua's collector stopped: who goes on after it calls memory.reset(), as the prompt does.
 ---@param fn function
----@return function replay  returns what fn returned
+---@return liger.Graph
 function M.new(fn)
+  local self = setmetatable({ fn = fn }, Graph)
   if lib.on_cpu then
-    return fn
+    return self
   end
   -- Once for real: kernels are loaded, plans made, and the blocks that the recording takes lie
   -- parked.
@@ -29,17 +53,14 @@ function M.new(fn)
   memory.close_scope(warm)
   local scope = memory.open_recording()
   lib.check(C.lg_graph_begin(lib.ctx))
-  local recording = pack(fn())
+  self.results = pack(fn())
   local out = ffi.new("lg_graph *[1]")
   local status = C.lg_graph_end(lib.ctx, out)
-  -- What fn made belongs to the recording: it lives as long as the replaying function does.
-  recording.memory = memory.close_recording(scope)
+  -- What fn made belongs to the recording: it lives as long as this object does.
+  self.memory = memory.close_recording(scope)
   lib.check(status)
-  recording.graph = ffi.gc(out[0], C.lg_graph_free)
-  return function()
-    lib.check(C.lg_graph_launch(recording.graph))
-    return unpack(recording, 1, recording.n)
-  end
+  self.recording = ffi.gc(out[0], C.lg_graph_free)
+  return self
 end
 
 return M

@@ -18,7 +18,7 @@ local most = 0 -- the most live bytes that an allocation has made
 local owners = setmetatable({}, { __mode = "k" }) -- storage -> what it is for, where that is known
 local scope -- the innermost open scope: { n = count, outer = scope, storages = weak list }
 local weak = { __mode = "v" }
-local recorded -- blocks released while a graph is recorded: theirs, not the pool's
+local recorded -- blocks by size, released while a graph is recorded: its own, not the pool's
 
 ---@class liger.Storage
 ---@field block ffi.cdata*|nil  nil once released, and for memory that someone else owns
@@ -108,13 +108,40 @@ function M.shortage(bytes)
   )
 end
 
+-- The storage of a block, known to the open scope.
+local function hand_out(block, bytes)
+  local storage = { block = block, bytes = bytes }
+  if scope then
+    local n = scope.n + 1
+    scope.n = n
+    scope.storages[n] = storage
+  end
+  return storage
+end
+
+local function park(block, bytes)
+  C.lg_park(block)
+  local list = pool[bytes]
+  if not list then
+    list = {}
+    pool[bytes] = list
+  end
+  list[#list + 1] = block
+  parked_bytes = parked_bytes + bytes
+end
+
 --- A storage of at least `bytes`, not initialised.
 ---@param bytes integer
 ---@return liger.Storage
 function M.alloc(bytes)
   bytes = round_up(bytes)
   local list = pool[bytes]
-  local block = list and list[#list]
+  -- What an earlier part of a recording released serves its later ones, in replays too.
+  local block = recorded and recorded[bytes] and table.remove(recorded[bytes])
+  if block then
+    return hand_out(block, bytes)
+  end
+  block = list and list[#list]
   if block then
     list[#list] = nil
     parked_bytes = parked_bytes - bytes
@@ -125,7 +152,7 @@ function M.alloc(bytes)
     end
     most = math.max(most, stats.live_bytes + bytes)
     -- A step's blocks lie parked between steps: together with what lives, as much as once lived.
-    if parked_bytes + stats.live_bytes > 1.25 * most + HEADROOM then
+    if parked_bytes + stats.live_bytes > 1.25 * most + HEADROOM and not recorded then
       M.trim()
     end
     block = C.lg_alloc(ctx, bytes)
@@ -139,13 +166,7 @@ function M.alloc(bytes)
     end
     block = ffi.gc(block, C.lg_free)
   end
-  local storage = { block = block, bytes = bytes }
-  if scope then
-    local n = scope.n + 1
-    scope.n = n
-    scope.storages[n] = storage
-  end
-  return storage
+  return hand_out(block, bytes)
 end
 
 --- Gives a storage back at once. Its tensors become unusable.
@@ -156,20 +177,12 @@ function M.release(storage)
     return
   end
   storage.block = nil
-  if recorded then
-    recorded[#recorded + 1] = block
-    storage.dead = true
-    return
-  end
   storage.dead = true
-  C.lg_park(block)
-  local list = pool[storage.bytes]
-  if not list then
-    list = {}
-    pool[storage.bytes] = list
+  if not recorded then
+    return park(block, storage.bytes)
   end
-  list[#list + 1] = block
-  parked_bytes = parked_bytes + storage.bytes
+  recorded[storage.bytes] = recorded[storage.bytes] or {}
+  table.insert(recorded[storage.bytes], block)
 end
 
 --- Opens a scope: what is allocated from here on is released when it closes.
@@ -261,7 +274,8 @@ function M.open_recording()
 end
 
 --- Closes a recording's scope.
----@return table kept  everything that was allocated in it: alive as long as this is
+---@return table kept  everything that was allocated in it: alive as long as this is, or until
+---   release_recording
 function M.close_recording(closing)
   local kept = { storages = closing.storages, blocks = recorded }
   for i = 1, closing.n do
@@ -270,6 +284,20 @@ function M.close_recording(closing)
   scope, recorded = closing.outer, nil
   collectgarbage("restart")
   return kept
+end
+
+--- Gives a recording's memory back at once.
+---@param kept table  what close_recording returned
+function M.release_recording(kept)
+  for _, storage in ipairs(kept.storages) do
+    M.release(storage)
+  end
+  for bytes, list in pairs(kept.blocks) do
+    for _, block in ipairs(list) do
+      park(block, bytes)
+    end
+  end
+  kept.storages, kept.blocks = {}, {}
 end
 
 --- True while a scope is open.

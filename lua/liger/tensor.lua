@@ -178,6 +178,15 @@ function methods:upload()
   return self
 end
 
+--- Makes a tensor that came from stage() writable through data() again, until its next upload.
+---@return liger.Tensor self
+function methods:restage()
+  if not lib.on_cpu and not self.host then
+    self.host = self.storage.mirror or new_array[self.dtype](math.max(self:numel(), 1))
+  end
+  return self
+end
+
 --- The raw tensor of one that C is about to write: the host's values are no longer its own. They
 -- are known by the storage, since any view may write there.
 ---@param t liger.Tensor

@@ -5,10 +5,9 @@
 -- CUDA to about 1e-7, since products of other numbers of rows use other tiles there.
 local autograd = require("liger.autograd")
 local cache_module = require("liger.rollout.cache")
+local forward = require("liger.rollout.forward")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
-local ops = require("liger.ops")
-local Tensor = require("liger.tensor")
 
 local M = {}
 
@@ -73,10 +72,6 @@ local function check_options(options)
   return o
 end
 
-local function i32(values)
-  return Tensor.from_table(values, "i32")
-end
-
 -- ---- one generation ----
 
 local Generation = {}
@@ -92,19 +87,12 @@ local function pages_of_group(self, prompt)
   return full + self.options.group * (pages_for(#prompt + self.options.max_new) - full)
 end
 
-local function sample(self, z, rows)
-  local B = #rows
-  local sequence, position = Tensor.stage({ B }, "i64"), Tensor.stage({ B }, "i32")
-  local sequence_data, position_data = sequence:data(), position:data()
-  for i, row in ipairs(rows) do
-    sequence_data[i - 1], position_data[i - 1] = row.number, row.length
-  end
-  local o = self.options
-  local top_k = o.greedy and 1 or math.max(o.top_k, 0)
-  local id, logp = ops.sample(z, sequence, position, o.seed, top_k, o.top_p, o.min_p)
+-- Gives the rows what was drawn for them.
+local function take(self, rows, id, logp)
   local id_data, logp_data = id:read(), logp:read()
+  local o = self.options
   local on_token = o.on_token
-  for i = 1, B do
+  for i = 1, #rows do
     local row = rows[i]
     local result = row.result
     local n = #result.ids + 1
@@ -119,44 +107,6 @@ local function sample(self, z, rows)
       on_token(row.index, row.last, result.logp[n])
     end
   end
-end
-
-local function logits(self, hidden)
-  return ops.linear_logits(
-    hidden, self.model.weights.head, nil, self.options.greedy and 1 or self.options.temperature, 0
-  )
-end
-
--- Row i (from 0) of a page table.
-local function put_pages(page_data, widest, i, pages)
-  for p = 0, widest - 1 do
-    page_data[i * widest + p] = pages[p + 1] or 0
-  end
-end
-
--- For prompts and the pages they will lie on: `slot`, the place of each token in the cache; `last`,
--- each prompt's last row and its position; `page` and `length` for their attention.
-local function prefill_tensors(prompts, pages, num_tokens)
-  local S, widest = #prompts, 1
-  for i = 1, S do
-    widest = math.max(widest, #pages[i])
-  end
-  local slot, page = Tensor.stage({ num_tokens }, "i32"), Tensor.stage({ S, widest }, "i32")
-  local last = { rows = Tensor.stage({ S }, "i32"), position = Tensor.stage({ S }, "i32") }
-  local length = Tensor.stage({ S }, "i32")
-  local slot_data, page_data, length_data = slot:data(), page:data(), length:data()
-  local row_data, position_data = last.rows:data(), last.position:data()
-  local at = 0
-  for i = 1, S do
-    local own, n = pages[i], #prompts[i]
-    for t = 0, n - 1 do
-      slot_data[at + t] = own[math.floor(t / PAGE) + 1] * PAGE + t % PAGE
-    end
-    at = at + n
-    row_data[i - 1], position_data[i - 1], length_data[i - 1] = at - 1, n - 1, n
-    put_pages(page_data, widest, i - 1, own)
-  end
-  return slot, last, page, length
 end
 
 -- The rows of a prompt's group: the first owns the pages the prompt was written to, the others
@@ -220,36 +170,7 @@ local function admit(self)
     end
     group_rows(self, prompt, first + i - 1, pages[i], rows, from, to)
   end
-  local batch = self.pack(prompts)
-  local slot, last, page, length = prefill_tensors(prompts, pages, batch.num_tokens)
-  local cache, scale = self.cache, self.model.shape.head_dim ^ -0.5
-  -- The last layer's queries are the prompts' last ones alone.
-  local function attend(layer, q, k, v)
-    local k_cache, v_cache = cache.k[layer], cache.v[layer]
-    ops.cache_write(k, v, slot, k_cache, v_cache)
-    if layer == #cache.k then
-      return ops.attention_decode(q, k_cache, v_cache, page, length, PAGE, scale)
-    end
-    return (ops.attention(q, k, v, batch.cu_seqlens, scale, true))
-  end
-  local hidden = self.model:forward(batch.ids, batch.position, batch.max_length, attend, last)
-  if #from > 0 then
-    local from_slot, to_slot = i32(from), i32(to)
-    for layer = 1, #cache.k do
-      ops.cache_copy(from_slot, to_slot, cache.k[layer], cache.v[layer])
-    end
-  end
-  -- Logits once a prompt, then a row of them each completion.
-  local z = logits(self, hidden)
-  local group = self.options.group
-  if group > 1 then
-    local of_prompt = {}
-    for i = 1, #rows do
-      of_prompt[i] = math.floor((i - 1) / group)
-    end
-    z = ops.embedding(z, i32(of_prompt))
-  end
-  sample(self, z, rows)
+  take(self, rows, forward.prefill(self, prompts, pages, rows, from, to))
   memory.close_scope(scope)
   for _, row in ipairs(rows) do
     self.active[#self.active + 1] = row
@@ -280,9 +201,8 @@ end
 
 -- One token for every active row.
 local function decode(self)
-  local scope = memory.open_scope()
   local rows = self.active
-  local B, widest, longest = #rows, 0, 0
+  local widest, longest = 0, 0
   for _, row in ipairs(rows) do
     if row.length % PAGE == 0 then
       row.pages[#row.pages + 1] = self.cache:take()
@@ -290,27 +210,12 @@ local function decode(self)
     widest = math.max(widest, #row.pages)
     longest = math.max(longest, row.length + 1)
   end
-  local ids, position = Tensor.stage({ B }, "i32"), Tensor.stage({ B }, "i32")
-  local slot, length = Tensor.stage({ B }, "i32"), Tensor.stage({ B }, "i32")
-  local page = Tensor.stage({ B, widest }, "i32")
-  local id_data, position_data, slot_data = ids:data(), position:data(), slot:data()
-  local length_data, page_data = length:data(), page:data()
-  for i = 0, B - 1 do
-    local row = rows[i + 1]
-    local at = row.length
-    local pages = row.pages
-    id_data[i], position_data[i], length_data[i] = row.last, at, at + 1
-    slot_data[i] = pages[#pages] * PAGE + at % PAGE
-    put_pages(page_data, widest, i, pages)
-    row.length = at + 1
+  local scope = memory.open_scope()
+  local id, logp = forward.decode(self, rows, widest, longest)
+  for _, row in ipairs(rows) do
+    row.length = row.length + 1
   end
-  local cache, scale = self.cache, self.model.shape.head_dim ^ -0.5
-  local hidden = self.model:forward(ids, position, longest, function(layer, q, k, v)
-    local k_cache, v_cache = cache.k[layer], cache.v[layer]
-    ops.cache_write(k, v, slot, k_cache, v_cache)
-    return ops.attention_decode(q, k_cache, v_cache, page, length, PAGE, scale)
-  end)
-  sample(self, logits(self, hidden), rows)
+  take(self, rows, id, logp)
   memory.close_scope(scope)
 end
 
@@ -343,7 +248,6 @@ function M.generate(model, prompts, options)
     model = model,
     prompts = prompts,
     options = o,
-    pack = require("liger.nn.pack").sequences,
     stop = {},
     active = {},
     results = {},
@@ -353,6 +257,7 @@ function M.generate(model, prompts, options)
     self.stop[id] = true
   end
   local wanted, largest = 0, 0
+  self.longest = 0
   for i, prompt in ipairs(prompts) do
     if #prompt == 0 then
       lib.raise(("generate: prompt %d is empty, wanted at least one token"):format(i))
@@ -370,6 +275,7 @@ function M.generate(model, prompts, options)
     end
     local pages = pages_of_group(self, prompt)
     wanted, largest = wanted + pages, math.max(largest, pages)
+    self.longest = math.max(self.longest, #prompt + o.max_new)
   end
   if o.max_new == 0 or #prompts == 0 then
     return self.results
@@ -389,7 +295,9 @@ function M.generate(model, prompts, options)
   local scope = memory.open_scope()
   self.cache = cache_module.new(model.shape, model.dtype, pages)
   self.unreserved = pages
+  forward.open(self)
   autograd.no_grad(run, self)
+  forward.close(self)
   memory.close_scope(scope)
   return self.results
 end
