@@ -4,7 +4,8 @@
 -- A case is { shapes = {...}, bench = {...}, inputs = function(r, s), bytes = function(s, width) }.
 -- `inputs` gives a table by parameter name; r.normal(sizes...), r.uniform(low, high, sizes...),
 -- r.integer(low, high, sizes...) and r.list(values, dtype) draw. What dtype a tensor has at last
--- follows from the op's shape line. grad = false in a shape: too large for finite differences.
+-- follows from the op's shape line. grad = false in a shape: too large for finite differences;
+-- device_shapes: sizes that only a device's kernels need to see.
 local helper = require("spec.helper")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")

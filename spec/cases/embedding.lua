@@ -5,6 +5,9 @@ return {
     { N = 40, V = 9, C = 33 }, -- ids repeat; not a multiple of a vector
     { N = 600, V = 50, C = 80, grad = false }, -- two threads, each with its columns
   },
+  device_shapes = {
+    { N = 70, V = 151936, C = 24 }, -- the vocabulary of a real model
+  },
   bench = { { N = 2560, V = 256, C = 128 }, { N = 8192, V = 49152, C = 576 } },
   device_bench = { { N = 8192, V = 128256, C = 4096 } },
   inputs = function(r, s)

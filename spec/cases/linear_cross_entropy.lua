@@ -16,6 +16,10 @@ return {
     { N = 40, C = 24, V = 1030, softcap = 3, ignored = true }, -- enough for two threads
     { N = 2100, C = 8, V = 19 }, -- more than a chunk of rows
   },
+  device_shapes = {
+    { N = 3, C = 40, V = 151936 }, -- vocabularies of real models: eight blocks a row
+    { N = 5, C = 24, V = 128256, softcap = 3, ignored = true },
+  },
   bench = { { N = 2560, C = 128, V = 256 }, { N = 1024, C = 576, V = 49152 } },
   device_bench = { { N = 4096, C = 4096, V = 128256 }, { N = 8192, C = 1024, V = 151936 } },
   inputs = function(r, s)

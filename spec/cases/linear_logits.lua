@@ -6,6 +6,10 @@ return {
     { N = 5, C = 16, V = 33, softcap = 5 },
     { N = 40, C = 24, V = 1030, temperature = 1.3, softcap = 3 }, -- enough for two threads
   },
+  device_shapes = {
+    { N = 3, C = 40, V = 151936 }, -- vocabularies of real models
+    { N = 5, C = 24, V = 128256, softcap = 5 },
+  },
   bench = { { N = 32, C = 128, V = 256 }, { N = 32, C = 576, V = 49152 } },
   device_bench = { { N = 64, C = 4096, V = 128256 } },
   inputs = function(r, s)

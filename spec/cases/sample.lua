@@ -9,6 +9,11 @@ return {
     { B = 2, V = 20011, k = 500 }, -- the cut starts from the blocks' largest logits
     { B = 9, V = 8209, p = 0.95 }, -- enough for two threads
   },
+  device_shapes = {
+    { B = 3, V = 151936 }, -- vocabularies of real models
+    { B = 3, V = 128256, k = 50 },
+    { B = 3, V = 151936, p = 0.9 },
+  },
   bench = { { B = 8, V = 50257 }, { B = 8, V = 50257, k = 50 }, { B = 8, V = 50257, p = 0.9 } },
   device_bench = {
     { B = 256, V = 151936 },
