@@ -75,7 +75,8 @@ local function agree(op, case, shape, dtype, pad)
   local names = cases.differentiable(op)
   local wanted = cases.backward(op, want, up_exact, names, "f64", { start = 1 })
   local function run()
-    local written, gradients = device.call(op.backward, backward_values(op, cpu, up, dtype, 1), pad), {}
+    local gradients = {}
+    local written = device.call(op.backward, backward_values(op, cpu, up, dtype, 1), pad)
     for _, name in ipairs(names) do
       gradients[name] = written["d" .. name]
     end

@@ -1,4 +1,4 @@
--- A CUDA context beside the CPU's, for the specs that compare the two: nil where there is no device.
+-- A CUDA context beside the CPU's, for the specs that compare the two.
 local ffi = require("ffi")
 local cases = require("spec.case")
 local helper = require("spec.helper")
