@@ -4,6 +4,7 @@
 local cache_module = require("liger.rollout.cache")
 local graph = require("liger.graph")
 local lib = require("liger.ffi")
+local memory = require("liger.memory")
 local ops = require("liger.ops")
 local pack = require("liger.nn.pack")
 local Tensor = require("liger.tensor")
@@ -185,6 +186,9 @@ local function recorded_step(self, rows)
     return found.graph
   end
   found = { inputs = stage_inputs(B, math.ceil(self.longest / PAGE)) }
+  for _, input in pairs(found.inputs) do
+    input:keep()
+  end
   fill(found.inputs, rows, B, math.ceil(self.longest / PAGE))
   found.graph = graph.new(function()
     return step(self, found.inputs, self.longest)
@@ -223,6 +227,9 @@ end
 function M.close(self)
   for _, recorded in pairs(self.recorded or {}) do
     recorded.graph:free()
+    for _, input in pairs(recorded.inputs) do
+      memory.release(input.storage)
+    end
   end
 end
 
