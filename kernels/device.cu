@@ -100,6 +100,24 @@ static void device_free(lg_context *ctx, void *data) {
     if (cudaFreeAsync(data, cuda_stream(ctx)) != cudaSuccess) cudaGetLastError();
 }
 
+/* What the driver has, and what the pool keeps unused. */
+static double device_available(lg_context *ctx) {
+    size_t free = 0, total = 0;
+    uint64_t reserved = 0, used = 0;
+    cudaMemPool_t pool;
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess ||
+        cudaDeviceGetDefaultMemPool(&pool, device) != cudaSuccess ||
+        cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved) !=
+            cudaSuccess ||
+        cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    (void)ctx;
+    return (double)free + (double)(reserved - used);
+}
+
 /* Through the ring of pinned memory in pieces; a piece is reused once its copy has been done. */
 static lg_status device_upload(lg_context *ctx, const void *host, void *data, int64_t bytes) {
     cuda_state *s = state_of(ctx);
@@ -210,9 +228,9 @@ static void device_close(lg_context *ctx) {
 }
 
 static const lg_device functions = {
-    describe,     device_alloc, device_free,  device_upload, device_download,
-    device_sync,  timer_start,  timer_stop,   graph_begin,   graph_end,
-    graph_launch, graph_free,   device_close,
+    describe,        device_alloc, device_free, device_available, device_upload,
+    device_download, device_sync,  timer_start, timer_stop,       graph_begin,
+    graph_end,       graph_launch, graph_free,  device_close,
 };
 
 /* ---- opening ---- */

@@ -46,6 +46,7 @@ typedef struct lg_device {
     /* NULL when there is no memory. */
     void *(*alloc)(lg_context *ctx, int64_t bytes);
     void (*free)(lg_context *ctx, void *data);
+    double (*available)(lg_context *ctx);
     lg_status (*upload)(lg_context *ctx, const void *host, void *data, int64_t bytes);
     lg_status (*download)(lg_context *ctx, const void *data, void *host, int64_t bytes);
     lg_status (*sync)(lg_context *ctx);

@@ -106,6 +106,9 @@ void lg_free(lg_block *block);
 void lg_park(lg_block *block);
 void lg_unpark(lg_block *block);
 
+/* Bytes that the device could still give; parked blocks count as taken. */
+double lg_available_bytes(lg_context *ctx);
+
 /* Copies between host memory and a dense tensor. An upload returns when `host` may be reused; a download waits for the
  * device. */
 lg_status lg_upload(lg_context *ctx, const void *host, lg_tensor *y);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "context.h"
 
@@ -44,6 +45,11 @@ static void cpu_free(lg_context *ctx, void *data) {
     free(memory);
 }
 
+static double cpu_available(lg_context *ctx) {
+    (void)ctx;
+    return (double)sysconf(_SC_AVPHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+}
+
 static lg_status cpu_upload(lg_context *ctx, const void *host, void *data, int64_t bytes) {
     (void)ctx;
     if (bytes) memcpy(data, host, (size_t)bytes);
@@ -77,6 +83,7 @@ const lg_device lg_cpu_device = {
     .describe = cpu_describe,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .available = cpu_available,
     .upload = cpu_upload,
     .download = cpu_download,
     .sync = cpu_sync,
@@ -113,6 +120,8 @@ void lg_free(lg_block *block) {
     block->ctx->device->free(block->ctx, block->data);
     free(block);
 }
+
+double lg_available_bytes(lg_context *ctx) { return ctx->device->available(ctx); }
 
 void lg_park(lg_block *block) {
     if (block->parked) return;

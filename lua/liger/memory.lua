@@ -311,6 +311,12 @@ function M.stats()
   return { live = stats.live_bytes, peak = stats.peak_bytes, reserved = stats.reserved_bytes }
 end
 
+--- Bytes that an allocation could still get: the device's, and those parked here.
+---@return number
+function M.available()
+  return C.lg_available_bytes(ctx) + parked_bytes
+end
+
 --- The next peak counts from what is live now.
 function M.reset_peak()
   C.lg_stats_reset_peak(ctx)
