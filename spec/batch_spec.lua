@@ -1,7 +1,6 @@
 local helper = require("spec.helper")
 local advantage = require("liger.loss.advantage")
 local batch_module = require("liger.rollout.batch")
-local fn = require("liger.fn")
 local grpo = require("liger.loss.grpo")
 local loader = require("liger.model")
 local memory = require("liger.memory")
@@ -51,21 +50,23 @@ local function learn(model, batch, o, max_tokens, keep_all)
     p.tensor.grad = nil
   end
   batch:set_weights(grpo.weights(batch:lengths(), o))
-  local loss, sums, micros = 0, nil, 0
-  for micro in batch:split(max_tokens, keep_all) do
-    local logp, entropy = model:logprob(micro)
-    local token_loss, parts = grpo.token_loss(micro, logp, o)
-    local value = fn.masked_sum(token_loss * micro.weight, micro.mask)
+  local function logprob(micro)
+    return model:logprob(micro)
+  end
+  local loss, parts = 0, {}
+  local whole = grpo.whole(batch, o, max_tokens, logprob)
+  for micro in batch:split(max_tokens, keep_all or grpo.keeps_all(o)) do
+    local logp, entropy = logprob(micro)
+    local value, part = grpo.loss(micro, logp, entropy, o, whole)
     value:backward()
     loss = loss + value:item()
-    sums = grpo.sums(micro, entropy, parts, o, sums)
-    micros = micros + 1
+    parts[#parts + 1] = part
   end
   local gradients = {}
   for i, p in ipairs(model.list) do
     gradients[i] = helper.to(p.tensor.grad, p.tensor.grad.dtype)
   end
-  return loss, gradients, grpo.metrics(sums, o), micros
+  return loss, gradients, grpo.metrics(parts, o), #parts
 end
 
 local function same_gradients(model, got, wanted, tolerance)

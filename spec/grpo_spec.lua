@@ -4,7 +4,7 @@ local grpo = require("liger.loss.grpo")
 local Tensor = require("liger.tensor")
 
 local NAN = 0 / 0
-local TYPES = { "grpo", "bnpo", "dapo", "dr_grpo" }
+local TYPES = { "grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "vespo" }
 
 local function options(o)
   o = o or {}
@@ -45,20 +45,27 @@ local function new_batch(sequences, dtype)
   }, tensor("logp"):requires_grad_(), lengths
 end
 
+-- Gives each token its sequence's weight.
+local function weigh(batch, weights, dtype)
+  local column = {}
+  for k, s in ipairs(batch.sequence:to_table()) do
+    column[k] = weights[s + 1]
+  end
+  batch.weight = Tensor.from_table(column, dtype or "f64")
+end
+
 -- The loss of the whole batch as the recipe forms it, the gradient of every token, metrics, the
 -- token losses.
 local function run(sequences, o, dtype)
   o = options(o)
   local batch, logp, lengths = new_batch(sequences, dtype)
-  local weights, column = grpo.weights(lengths, o), {}
-  for k, s in ipairs(batch.sequence:to_table()) do
-    column[k] = weights[s + 1]
-  end
-  local token_loss, parts = grpo.token_loss(batch, logp, o)
-  local loss = fn.masked_sum(token_loss * Tensor.from_table(column, dtype or "f64"), batch.mask)
-  loss:backward()
+  weigh(batch, grpo.weights(lengths, o), dtype)
   local entropy = fn.full_like(logp, 0.5)
-  local metrics = grpo.metrics(grpo.sums(batch, entropy, parts, o), o)
+  local token_loss = grpo.token_loss(batch, logp:detach(), o, entropy)
+  local loss, part = grpo.loss(batch, logp, entropy, o)
+  loss:backward()
+  local metrics = grpo.metrics({ part }, o)
+  helper.close(metrics.loss, loss:item(), 1e-5)
   return loss:item(), logp.grad:to_table(), metrics, token_loss:to_table()
 end
 
@@ -207,7 +214,9 @@ end)
 describe("the weights of tokens", function()
   it("B36: are those of each loss type", function()
     local sequences = { losing(4, 1), losing(1, 3) }
-    for kind, wanted in pairs({ grpo = 2.5, bnpo = 1.75, dapo = 1.75, dr_grpo = 0.4375 }) do
+    for kind, wanted in pairs({
+      grpo = 2.5, bnpo = 1.75, dapo = 1.75, dr_grpo = 0.4375, luspo = 3.5, sapo = 2 / 1.05 * 2.5,
+    }) do
       helper.close((run(sequences, { loss_type = kind })), wanted, 1e-12, kind)
     end
     helper.close((run(sequences, { loss_type = "dapo", num_items_in_batch = 14 })), 0.5, 1e-12)
@@ -253,13 +262,15 @@ describe("the weights of tokens", function()
         for name, value in pairs(metrics) do
           assert.equal(0, value, name)
         end
-        assert.same({}, grpo.metrics(nil, options(o)))
+        assert.same({ loss = 0 }, grpo.metrics({}, options(o)))
       end
     end
   end)
 
   it("B35: of an empty completion beside a normal one", function()
-    for kind, wanted in pairs({ grpo = 0.5, bnpo = 1, dapo = 1, dr_grpo = 2 / 16 }) do
+    for kind, wanted in pairs({
+      grpo = 0.5, bnpo = 1, dapo = 1, dr_grpo = 2 / 16, luspo = 1, sapo = 1 / 1.05,
+    }) do
       local loss, grad = run({ losing(1, 0), losing(1, 2) }, { loss_type = kind })
       helper.close(loss, wanted, 1e-12, kind)
       finite(grad)
@@ -291,9 +302,8 @@ describe("masks", function()
           assert.equal(same_loss, loss)
           assert.same(same_grad, grad)
           assert.equal(0, grad[2])
-          if kind ~= "dr_grpo" then
-            assert.equal(-1, loss)
-          end
+          local wanted = { dr_grpo = -1 / 8, sapo = -2, cispo = 0, vespo = 0 } -- of logp 0
+          assert.equal(wanted[kind] or -1, loss, kind)
           for name, value in pairs(metrics) do
             assert.equal(value, value, name)
           end
@@ -344,15 +354,15 @@ describe("the metrics", function()
         { advantage = -1, logp = { -2, -2 }, old = { -1.5, -1.9 }, ref = { -2, -1 } },
         { advantage = 2, logp = { -1 }, old = { -1.4 }, ref = { -1.2 } },
       }
-      local function sums(list, before)
+      local function part(list)
         local batch, logp = new_batch(list)
-        local _, parts = grpo.token_loss(batch, logp, o)
-        return grpo.sums(batch, logp * -0.5, parts, o, before)
+        weigh(batch, { 1, 1, 1 })
+        return select(2, grpo.loss(batch, logp, (logp * -0.5):detach(), o))
       end
-      local whole = grpo.metrics(sums(sequences), o)
-      local parts
-      for _, q in ipairs(sequences) do
-        parts = sums({ q }, parts)
+      local whole = grpo.metrics({ part(sequences) }, o)
+      local parts = {}
+      for i, q in ipairs(sequences) do
+        parts[i] = part({ q })
       end
       for name, value in pairs(grpo.metrics(parts, o)) do
         helper.close(value, whole[name], 1e-12, name)
@@ -381,11 +391,12 @@ describe("the options", function()
         grpo.options(o)
       end, ...)
     end
-    refused({ loss = "dapo" }, "grpo: unknown option loss")
-    refused({ loss_type = "ppo" }, "grpo: loss_type is ppo, wanted grpo, bnpo, dapo or dr_grpo")
+    refused({ losses = "dapo" }, "grpo: unknown option losses")
+    refused({ loss_type = "ppo" }, "grpo: loss_type is ppo, wanted one of grpo, bnpo, dapo, dr_grpo, "
+      .. "luspo, cispo, sapo, vespo")
     refused({
       importance_sampling_level = "word",
-    }, "grpo: importance_sampling_level is word, wanted token or sequence")
+    }, "grpo: importance_sampling_level is word, wanted one of token, sequence")
     refused({ loss_type = "dr_grpo" }, "grpo: loss_type dr_grpo needs max_completion_length")
     refused({
       loss_type = "dr_grpo", max_completion_length = 0,
@@ -402,6 +413,21 @@ describe("the options", function()
     refused({
       use_bias_correction_kl = 1,
     }, "grpo: use_bias_correction_kl is 1, wanted true or false")
+    refused({ delta = true }, "grpo: delta is true, wanted a number above 0 or none")
+    refused({ entropy_coef = -1 }, "grpo: entropy_coef is -1, wanted a number from 0")
+    refused({
+      top_entropy_quantile = 1.1,
+    }, "grpo: top_entropy_quantile is 1.1, wanted a number from 0 to 1")
+    refused({
+      off_policy_mask_threshold = "x",
+    }, "grpo: off_policy_mask_threshold is x, wanted a number or none")
+    refused({ sampler_mode = "token" }, "grpo: sampler_mode is token, wanted one of token_truncate, "
+      .. "token_mask, sequence_truncate, sequence_mask")
+    refused({ sampler_clip_max = 0 }, "grpo: sampler_clip_max is 0, wanted a number above 0")
+    refused({ sampler_clip_min = -1 }, "grpo: sampler_clip_min is -1, wanted a number from 0 or none")
+    refused({ sapo_temperature_neg = 0 }, "grpo: sapo_temperature_neg is 0")
+    refused({ vespo_k_pos = -1 }, "grpo: vespo_k_pos is -1")
+    refused({ loss = 3 }, "grpo: loss is 3, wanted a text")
   end)
 
   it("need reference log-probabilities for a KL term", function()

@@ -118,7 +118,9 @@ local function read_keys(lines)
     local is_bare = code:match("^%s*$")
     if comment and #names > 0 then
       last, indent = names[#names], #line:match("^%s*")
-      comments[last] = comment
+      for _, name in ipairs(names) do
+        comments[name] = comment
+      end
     elseif comment and is_bare and last and #code > indent then
       comments[last] = comments[last] .. " " .. comment
     else
