@@ -120,16 +120,15 @@ for step in run:steps(config.max_steps, { label = "grpo" }) do
   end
   local parts, grad_norm
   for _ = 1, config.num_iterations do
-    local whole = grpo.whole(batch, options, config.micro_tokens, logprob)
+    local of_batch = grpo.whole(batch, options, config.micro_tokens, logprob)
     parts = {}
     for micro in batch:split(config.micro_tokens, grpo.keeps_all(options)) do
       local logp, entropy = logprob(micro)
-      local loss, part = grpo.loss(micro, logp, entropy, options, whole)
+      local loss, part = grpo.loss(micro, logp, entropy, options, of_batch)
       loss:backward()
       parts[#parts + 1] = part
     end
     grad_norm = optimizer:step(rate(step - 1))
-    run:check({ grad_norm = grad_norm })
   end
   num_tokens = num_tokens + batch.num_tokens
   run:log(liger.merge(metrics, batch:metrics(), grpo.metrics(parts, options), {

@@ -217,6 +217,93 @@ describe("splitting", function()
   end)
 end)
 
+describe("splitting with masks over the whole batch", function()
+  local function check(options)
+    local model, o = new_model(), grpo.options(options)
+    local batch = new_batch(model, {}, "ab", "cde=", "x")
+    give_advantages(batch, REWARDS)
+    for i, s in ipairs(batch.samples) do
+      for j = 1, #s.logp do
+        s.logp[j] = s.logp[j] - 0.3 * math.sin(i + j)
+      end
+    end
+    local loss, gradients, metrics, micros = learn(model, batch, o, 0)
+    assert.equal(1, micros)
+    for _, max_tokens in ipairs({ 1, 60 }) do
+      local same_loss, same, same_metrics, more = learn(model, batch, o, max_tokens)
+      assert.is_true(more > 1)
+      helper.close(same_loss, loss, 1e-6)
+      same_gradients(model, same, gradients)
+      for name, value in pairs(metrics) do
+        helper.close(same_metrics[name], value, 1e-6, name)
+      end
+    end
+    return loss, metrics
+  end
+
+  it("changes nothing", function()
+    local plain = check({})
+    for _, options in ipairs({
+      { top_entropy_quantile = 0.3 }, { entropy_coef = 0.1 },
+      { top_entropy_quantile = 0.3, entropy_coef = 0.1, loss_type = "cispo" },
+      { off_policy_mask_threshold = 0.01 }, { loss_type = "luspo" }, { loss_type = "vespo" },
+      { loss_type = "sapo" },
+    }) do
+      assert.is_false(plain == check(options))
+    end
+  end)
+end)
+
+describe("advantages of tokens", function()
+  it("are those of the sample where they are equal, and 0 for the samples to skip", function()
+    local model, o = new_model(), grpo.options()
+    local batch = new_batch(model, {}, "ab", "cde=")
+    local rewards = { 1, 0, 0, 0, 1, 1, 1, 1 }
+    give_advantages(batch, rewards)
+    local loss, gradients = learn(model, batch, o, 0)
+    local lists = {}
+    for i, s in ipairs(batch.samples) do
+      lists[i] = {}
+      for j = 1, #s.completion do
+        lists[i][j] = s.advantage
+      end
+    end
+    batch:set_advantages(lists)
+    local same_loss, same = learn(model, batch, o, 0)
+    assert.equal(4, batch.num_skipped)
+    assert.equal(loss, same_loss)
+    same_gradients(model, same, gradients, 0)
+    lists[1][2] = 5
+    assert.is_false(loss == learn(model, batch, o, 0))
+  end)
+end)
+
+describe("the old policy", function()
+  it("is scored beside the sampler", function()
+    local model, other = new_model(), loader.from_config(CONFIG):init(9, 0.3)
+    local batch = new_batch(model, {}, "ab", "x")
+    give_advantages(batch, { 1, 0, 0, 1, 0, 0, 1, 0 })
+    batch:set_old(model, {})
+    for _, s in ipairs(batch.samples) do
+      assert.same(s.logp, s.old_logp) -- bit for bit
+      assert.equal(s.logp, s.sampler_logp)
+    end
+    batch:set_old(other, {})
+    local o = grpo.options({ sampler_mode = "token_truncate", sampler_clip_max = 1.5 })
+    local metrics = grpo.sampler_ratios(batch.samples, o)
+    assert.equal(1.5, metrics["sampling/importance_sampling_ratio/max"])
+    batch:set_weights(grpo.weights(batch:lengths(), o))
+    local p = batch:split(0)()
+    local s = p.samples[1]
+    for j = 1, #s.completion do
+      helper.close(p.old_logp:to_table()[j], s.old_logp[j], 1e-6)
+      helper.close(p.sampler_logp:to_table()[j], s.logp[j], 1e-6)
+      local ratio = math.exp(s.old_logp[j] - s.logp[j])
+      helper.close(p.sampler_ratio:to_table()[j], math.min(ratio, 1.5), 1e-6)
+    end
+  end)
+end)
+
 describe("masking truncated completions", function()
   it("takes them out of loss, gradient and counts", function()
     local model, o = new_model(), grpo.options({ loss_type = "dapo" })

@@ -92,8 +92,9 @@ local function run(case)
     old_logp = of("old_logp"), ref_logp = of("ref_logp"), sampler_logp = of("sampler_logp"),
     sequence = Tensor.from_table(sequence, "i32"), completion_cu = Tensor.from_table(start, "i32"),
   }
-  local result, samples, metrics = {}, nil, {}
+  local result, metrics = {}, {}
   if batch.sampler_logp then
+    local samples
     samples, metrics = sample(case, options, rows, sequence, #start - 1)
     local ratios = {}
     for s, row in ipairs(samples) do

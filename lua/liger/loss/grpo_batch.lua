@@ -1,5 +1,5 @@
--- What GRPO's loss takes from the whole batch, so that a cut into micro-batches changes nothing: the
--- weights of tokens, the sampler's ratios, the threshold of entropies. Plain numbers: they are known
+-- What GRPO's loss takes from the whole batch, so that a cut into micro-batches changes nothing:
+-- the weights of tokens, the sampler's ratios, the threshold of entropies. Plain numbers, known
 -- before the forward, all but the last.
 local autograd = require("liger.autograd")
 

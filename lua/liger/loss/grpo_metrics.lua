@@ -63,8 +63,8 @@ local function add_sequence(total, x, n, is_sequence)
   total.high_max = math.max(total.high_max, (x.high or 0) / n)
 end
 
---- TRL's metrics from what loss() gave for each micro-batch. They wait for the device once. Clipping
---- is counted where it binds: low where r < 1 - epsilon and A < 0, high where r > 1 + epsilon_high
+--- TRL's metrics from what loss() gave for each micro-batch. Waits for the device once. Clipping is
+--- counted where it binds: low where r < 1 - epsilon and A < 0, high where r > 1 + epsilon_high
 --- and A > 0; low_min and high_max are over sequences.
 ---@param parts table[]  of one batch; none: no token had a gradient
 ---@param o table        of options()

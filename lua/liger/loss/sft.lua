@@ -32,8 +32,8 @@ function M.sums(batch, rows)
   return autograd.no_grad(sums, batch, rows)
 end
 
---- Sums over the targets of all micro-batches, to be divided by `tokens`, their number. Waits for the
---- device once.
+--- Sums over the targets of all micro-batches, to be divided by `tokens`, their number. Waits for
+--- the device once.
 ---@param parts liger.Tensor[]  of sums()
 ---@return { loss: number, entropy: number, correct: integer, tokens: integer }
 function M.total(parts)

@@ -151,8 +151,8 @@ function Batch:set_reference(reference, options)
   set_logp(self, "ref_logp", reference, options)
 end
 
---- Gives each sample its log-probabilities under the policy before its update, beside those that the
---- sampler gave.
+--- Gives each sample its log-probabilities under the policy before its update, beside those that
+--- the sampler gave.
 ---@param model liger.Decoder
 ---@param options table  temperature
 function Batch:set_old(model, options)

@@ -182,12 +182,12 @@ local function convert(key, text)
   return value
 end
 
---- A function's options: its defaults with what was given over them. Raises on an unknown one, and on
---- a value of another type or out of range.
+--- A function's options: its defaults with what was given over them. Raises on an unknown one, and
+--- on a value of another type or out of range.
 ---@param what string                    begins the message
 ---@param defaults table<string, any>    false: none
----@param ranges table<string, table>    as a recipe's constraints; a default of false without one is
----   a boolean
+---@param ranges table<string, table>    as a recipe's constraints; a default of false without one
+---   is a boolean
 ---@param given? table<string, any>
 ---@return table<string, any>
 function M.over(what, defaults, ranges, given)
