@@ -42,9 +42,12 @@ local config = liger.config({
   entropy_coef = 0, -- weight of the mean entropy, which is taken off the loss
   sampler_mode = false, -- token_truncate, token_mask, sequence_truncate or sequence_mask: the
                         -- ratio of the training forward to the sampler as a factor
-  sampler_clip_min = false, sampler_clip_max = 3, -- number or none: a bound of that ratio
-  sapo_temperature_pos = 1, sapo_temperature_neg = 1.05, -- of sapo, by the advantage's sign
-  vespo_k_pos = 2, vespo_lambda_pos = 3, vespo_k_neg = 3, vespo_lambda_neg = 2, -- of vespo
+  sampler_clip_min = false, -- number or none: bounds of that ratio
+  sampler_clip_max = 3,
+  sapo_temperature_pos = 1, -- of sapo, where A > 0
+  sapo_temperature_neg = 1.05,
+  vespo_k_pos = 2, vespo_lambda_pos = 3, -- k and lambda of vespo, where A >= 0
+  vespo_k_neg = 3, vespo_lambda_neg = 2, -- where A < 0
   scale_rewards = "group", -- group, batch or none
   multi_objective_aggregation = "sum_then_normalize", -- or normalize_then_sum, of several rewards
   mask_truncated_completions = false,
@@ -53,13 +56,12 @@ local config = liger.config({
   save = "", -- folder for the trained model
 }, liger.merge(grpo.ranges, {
   holdout = { above = 0, max = 0.9 }, eval_rows = count, max_steps = whole,
-  prompts_per_step = count, num_generations = { min = 2, whole = true },
-  learning_rate = from_0, warmup_steps = from_0,
-  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, weight_decay = from_0,
-  max_grad_norm = from_0, num_iterations = count, micro_tokens = whole, cache_bytes = count,
-  temperature = positive, top_k = whole, top_p = { above = 0, max = 1 }, min_p = share,
-  scale_rewards = { "group", "batch", "none" }, sft_learning_rate = from_0, sft_until = share,
-  multi_objective_aggregation = { "sum_then_normalize", "normalize_then_sum" },
+  prompts_per_step = count, num_generations = { min = 2, whole = true }, warmup_steps = from_0,
+  learning_rate = from_0, weight_decay = from_0, max_grad_norm = from_0, micro_tokens = whole,
+  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, num_iterations = count,
+  cache_bytes = count, temperature = positive, top_k = whole, top_p = { above = 0, max = 1 },
+  min_p = share, scale_rewards = { "group", "batch", "none" }, sft_learning_rate = from_0,
+  multi_objective_aggregation = { "sum_then_normalize", "normalize_then_sum" }, sft_until = share,
 }))
 liger.fill(config, config.data == "" and {
   max_completion_length = 5, learning_rate = 4e-4, lr_scheduler_type = "wsd", warmup_steps = 20,

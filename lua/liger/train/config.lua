@@ -118,9 +118,7 @@ local function read_keys(lines)
     local is_bare = code:match("^%s*$")
     if comment and #names > 0 then
       last, indent = names[#names], #line:match("^%s*")
-      for _, name in ipairs(names) do
-        comments[name] = comment
-      end
+      comments[last] = comment
     elseif comment and is_bare and last and #code > indent then
       comments[last] = comments[last] .. " " .. comment
     else
