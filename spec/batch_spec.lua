@@ -151,9 +151,10 @@ end)
 
 describe("skipping", function()
   it("samples of no advantage gives the gradient of keeping them, and says how many", function()
-    for _, kind in ipairs({ "grpo", "bnpo", "dapo", "dr_grpo" }) do
+    for _, kind in ipairs(grpo.ranges.loss_type) do
       local model = new_model()
       local o = grpo.options({ loss_type = kind, max_completion_length = 9 })
+      assert.is_false(grpo.keeps_all(o))
       local batch = new_batch(model, {}, "ab", "cde=", "x")
       give_advantages(batch, REWARDS)
       local loss, gradients = learn(model, batch, o, 0)
@@ -162,6 +163,20 @@ describe("skipping", function()
       assert.equal(0, batch.num_skipped)
       helper.close(loss, all_loss, 1e-6)
       same_gradients(model, gradients, all_gradients)
+    end
+  end)
+
+  it("is not for losses that give samples of no advantage a gradient", function()
+    for _, options in ipairs({
+      { beta = 0.1 }, { entropy_coef = 0.1 }, { top_entropy_quantile = 0.5 },
+      { loss = function(_, logp) return logp end },
+    }) do
+      local model, o = new_model(), grpo.options(options)
+      local batch = new_batch(model, {}, "ab", "cde=", "x")
+      give_advantages(batch, REWARDS)
+      batch:set_reference(new_model())
+      learn(model, batch, o, 0)
+      assert.equal(0, batch.num_skipped)
     end
   end)
 

@@ -189,6 +189,14 @@ describe("the KL term", function()
     assert.is_nil((select(3, run({ sequence }, {}))).kl)
   end)
 
+  it("is multiplied by the ratio that delta has not capped", function()
+    local sequence = { advantage = -1, logp = { -1 }, old = { -2 }, ref = { -1.5 } }
+    local r, k = math.exp(1), math.exp(-0.5) - 0.5
+    local loss, grad = run({ sequence }, { beta = 0.1, delta = 1.5 })
+    helper.close(loss, 1.5 + 0.1 * k * r, 1e-12)
+    helper.close(grad[1], 0.1 * (r * (1 - math.exp(-0.5)) + k * r), 1e-12)
+  end)
+
   it("B32: is all that moves a group of equal rewards", function()
     local function group(beta)
       local sequences = {}

@@ -584,6 +584,51 @@ describe("the README", function()
   end)
 end)
 
+describe("a loop of one's own", function()
+  it("is a screen: its options, rollouts, a loss, an update, a log", function()
+    local path = write("mine.lua", [[
+      local config = liger.config { model = "", data = "", reward = "exact", group = 4, prompts = 4,
+        micro_tokens = 60, max_completion_length = 5, temperature = 1, cache_bytes = 2 ^ 30 }
+      local grpo, options, reward = liger.grpo, liger.grpo.options(), liger.reward(config.reward)
+      local task = liger.task.prompts(config, reward)
+      local model, run = task.model, liger.run(config)
+      local rollouts, prompts = liger.rollouts(run, task, reward), liger.sampler.new(task.train, 1)
+      local optimizer = liger.optim.adamw(model:parameters(), { lr = 1e-3 })
+
+      local function loss(batch, logp)
+        local ratio = (logp - batch.old_logp):exp()
+        local clipped = ratio:clamp(1 - options.epsilon, 1 + options.epsilon_high)
+        return -fn.minimum(ratio * batch.advantage, clipped * batch.advantage)
+      end
+
+      for step in run:steps(2) do
+        local batch = rollouts:complete(prompts:next(config.prompts), { group = config.group })
+        local advantages, metrics = liger.advantage(batch:rewards(), { group = config.group })
+        batch:set_advantages(advantages)
+        batch:set_weights(grpo.weights(batch:lengths(), options))
+        for micro in batch:split(config.micro_tokens) do
+          local logp = model:logprob(micro)
+          fn.sum(loss(micro, logp) * micro.weight):backward()
+        end
+        metrics.grad_norm = optimizer:step()
+        run:log(metrics)
+      end
+      run:finish()
+    ]])
+    count = count + 1
+    local folder = ("%s/%d"):format(root, count)
+    local line = "build/liger run %s --quiet --seed 1 --reward %s --out %s 2>&1"
+    -- Untrained, it ends no answer early: the first byte earns something.
+    local reward = write("byte.lua", "return function(text) return (text:byte() or 0) % 5 end")
+    local pipe = io.popen(line:format(path, reward, folder))
+    assert.equal("", pipe:read("*a"))
+    pipe:close()
+    local lines = lines_of(folder .. "/metrics.jsonl")
+    assert.equal(2, #lines)
+    assert.is_true(lines[2].grad_norm > 0 and lines[2].reward_std > 0)
+  end)
+end)
+
 describe("the built-in sums", function()
   local function key(row)
     local a, b = row.prompt:match("^(%d+)%+(%d+)=$")
