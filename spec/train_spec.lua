@@ -86,7 +86,7 @@ end
 local SHORT = "return function(_, _, sample) return 1 - #sample.completion / 5 end"
 local GRPO = {
   max_steps = 3, prompts_per_step = 4, num_generations = 4, sft_until = 0, seed = 1, threads = 1,
-  warmup_steps = 0,
+  warmup_steps = 0, eval_rows = 9,
 }
 
 local function run_grpo(options)
@@ -183,7 +183,7 @@ end)
 
 describe("recipes/grpo.lua", function()
   it("has its recorded numbers in the warm-up and after", function()
-    local made = run_grpo({ max_steps = 5 })
+    local made = run_grpo({ max_steps = 5, eval_rows = 1000 })
     helper.close(column(made.phase("warm-up"), "loss"), {
       5.64200926, 5.57330132, 5.34691763, 5.14238501, 4.84987926, 4.60005474, 4.30605364,
       4.04865885, 3.82253408, 3.64075232,
@@ -225,7 +225,7 @@ describe("recipes/grpo.lua", function()
   end)
 
   it("runs with each of its methods", function()
-    local plain = run_grpo({ eval_rows = 9 })
+    local plain = run_grpo()
     finite(plain)
     assert.is_nil(plain.metrics[#plain.metrics].kl)
     for _, options in ipairs({
@@ -251,7 +251,7 @@ describe("recipes/grpo.lua", function()
       { top_entropy_quantile = 0.5 },
       { entropy_coef = 0.1 },
     }) do
-      local made, text = run_grpo(with(options, { eval_rows = 9 })), cjson.encode(options)
+      local made, text = run_grpo(options), cjson.encode(options)
       finite(made)
       local lines = made.phase("grpo")
       assert.equal(3, #lines, text)
@@ -278,12 +278,14 @@ describe("recipes/grpo.lua", function()
       end
     end
     -- On one device the tokens of the batch are all there are.
-    assert.same(plain.metrics, run_grpo({ loss_type = "bnpo", eval_rows = 9 }).metrics)
+    assert.same(plain.metrics, run_grpo({ loss_type = "bnpo" }).metrics)
   end)
 
   it("solves more after training than before", function()
     -- Long enough to see the reward rise: shorter answers.
-    local made = run_grpo({ max_steps = 25, prompts_per_step = 8, learning_rate = 2e-3 })
+    local made = run_grpo({
+      max_steps = 25, prompts_per_step = 8, learning_rate = 2e-3, eval_rows = 1000,
+    })
     local rewards = column(made.phase("grpo"), "reward")
     local first, last = 0, 0
     for i = 1, 5 do
@@ -320,7 +322,7 @@ describe("recipes/grpo.lua", function()
     local function stops(wanted, reward, ...)
       count = count + 1
       local output, status = start("grpo", with(GRPO, {
-        reward = reward, out = ("%s/%d"):format(root, count), eval_rows = 9,
+        reward = reward, out = ("%s/%d"):format(root, count),
       }))
       assert.equal(wanted, status)
       for _, text in ipairs({ ... }) do
@@ -348,7 +350,7 @@ describe("recipes/grpo.lua", function()
       count = count + 1
       local path = text and write("own.lua", text) or root .. "/gone.lua"
       local output, got = start("grpo", with(GRPO, {
-        loss = path, out = ("%s/%d"):format(root, count), eval_rows = 9,
+        loss = path, out = ("%s/%d"):format(root, count),
         reward = write("short.lua", SHORT),
       }))
       for _, wanted in ipairs({ ... }) do
@@ -687,7 +689,7 @@ describe("the built-in sums", function()
         file:close()
         return 1 - #sample.completion / 5
       end]]):format(seen))
-    run_grpo({ reward = reward })
+    run_grpo({ reward = reward, eval_rows = 1000 })
     local parts, in_held = {}, nil
     for prompt in io.lines(seen) do
       local now = held[key({ prompt = prompt })] or false
