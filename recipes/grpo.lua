@@ -2,7 +2,7 @@
 -- half-knows them, then by trial and reward. With --model and --data: that checkpoint on those
 -- prompts.
 local liger = require("liger")
-local fn, grpo = liger.fn, liger.grpo
+local grpo = liger.grpo
 
 local count, whole, positive = { min = 1, whole = true }, { min = 0, whole = true }, { above = 0 }
 local from_0, share = { min = 0 }, { min = 0, max = 1 }
@@ -29,31 +29,40 @@ local config = liger.config({
   top_k = 0, -- 0: off
   top_p = 1,
   min_p = 0,
-  loss_type = "dapo", -- grpo, bnpo, dapo or dr_grpo
+  loss = "", -- a Lua file that returns function(batch, logp, options): a policy term of one's own
+  loss_type = "dapo", -- grpo, bnpo, dapo, dr_grpo, luspo, cispo, sapo or vespo
   epsilon = 0.2,
-  epsilon_high = false, -- number or none: epsilon
+  epsilon_high = false, -- number or none: epsilon; of cispo the bound itself
   delta = false, -- number or none: cap of the ratio
   beta = 0, -- weight of the KL term to the model at the start
   use_bias_correction_kl = true,
   importance_sampling_level = "token", -- token, or sequence (GSPO)
+  off_policy_mask_threshold = false, -- number or none: drift that leaves out a sequence of A < 0
+  top_entropy_quantile = 1, -- share of tokens, those of the highest entropy, with a policy term
+  entropy_coef = 0, -- weight of the mean entropy, which is taken off the loss
+  sampler_mode = false, -- token_truncate, token_mask, sequence_truncate or sequence_mask: the
+                        -- ratio of the training forward to the sampler as a factor
+  sampler_clip_min = false, -- number or none: bounds of that ratio
+  sampler_clip_max = 3,
+  sapo_temperature_pos = 1, -- of sapo, where A > 0
+  sapo_temperature_neg = 1.05,
+  vespo_k_pos = 2, vespo_lambda_pos = 3, -- k and lambda of vespo, where A >= 0
+  vespo_k_neg = 3, vespo_lambda_neg = 2, -- where A < 0
   scale_rewards = "group", -- group, batch or none
   multi_objective_aggregation = "sum_then_normalize", -- or normalize_then_sum, of several rewards
   mask_truncated_completions = false,
   sft_learning_rate = 1e-3, -- of the small model's warm-up, 128 problems a step
   sft_until = 0.3, -- share of right sampled answers that ends the warm-up
   save = "", -- folder for the trained model
-}, {
+}, liger.merge(grpo.ranges, {
   holdout = { above = 0, max = 0.9 }, eval_rows = count, max_steps = whole,
-  prompts_per_step = count, num_generations = { min = 2, whole = true },
-  max_completion_length = count, learning_rate = from_0, warmup_steps = from_0,
-  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, weight_decay = from_0,
-  max_grad_norm = from_0, num_iterations = count, micro_tokens = whole, cache_bytes = count,
-  temperature = positive, top_k = whole, top_p = { above = 0, max = 1 }, min_p = share,
-  loss_type = { "grpo", "bnpo", "dapo", "dr_grpo" }, epsilon = from_0, epsilon_high = from_0,
-  delta = positive, beta = from_0, importance_sampling_level = { "token", "sequence" },
-  scale_rewards = { "group", "batch", "none" }, sft_learning_rate = from_0, sft_until = share,
-  multi_objective_aggregation = { "sum_then_normalize", "normalize_then_sum" },
-})
+  prompts_per_step = count, num_generations = { min = 2, whole = true }, warmup_steps = from_0,
+  learning_rate = from_0, weight_decay = from_0, max_grad_norm = from_0, micro_tokens = whole,
+  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, num_iterations = count,
+  cache_bytes = count, temperature = positive, top_k = whole, top_p = { above = 0, max = 1 },
+  min_p = share, scale_rewards = { "group", "batch", "none" }, sft_learning_rate = from_0,
+  multi_objective_aggregation = { "sum_then_normalize", "normalize_then_sum" }, sft_until = share,
+}))
 liger.fill(config, config.data == "" and {
   max_completion_length = 5, learning_rate = 4e-4, lr_scheduler_type = "wsd", warmup_steps = 20,
 } or {
@@ -66,23 +75,8 @@ local model, run = task.model, liger.run(config)
 run:watch(model:parameters())
 local rollouts = liger.rollouts(run, task, reward)
 
--- Warm-up: cross entropy on answers, until sampled answers to training problems are right often
--- enough for rewards to differ.
 if task.built_in then
-  local optimizer = liger.optim.adamw(model:parameters(), { lr = config.sft_learning_rate })
-  local rows = liger.sampler.new(task.train, config.seed)
-  local tests = liger.sampler.new(task.train, config.seed + 1)
-  for step in run:steps(1000, { label = "warm-up" }) do
-    local batch = liger.pack.completions(rows:next(128))
-    local loss = model:cross_entropy(batch, 1 / batch.num_completion)
-    loss:backward()
-    local grad_norm = optimizer:step(config.sft_learning_rate * math.min(1, step / 20))
-    local accuracy = step % 10 == 0 and select(2, rollouts:complete(tests:next(256))) or nil
-    run:log({ loss = loss, grad_norm = grad_norm, accuracy = accuracy, tokens = batch.num_tokens })
-    if accuracy and accuracy >= config.sft_until then
-      run:stop()
-    end
-  end
+  rollouts:warm_up(config.sft_learning_rate, config.sft_until)
 end
 local before = rollouts:evaluate()
 
@@ -96,6 +90,10 @@ local rate = liger.optim.schedule(config.lr_scheduler_type, {
   decay_type = "linear", decay_steps = math.floor(0.3 * config.max_steps),
 })
 local prompts, num_tokens = liger.sampler.new(task.train, config.seed + 2), 0
+
+local function logprob(batch)
+  return model:logprob(batch, { temperature = config.temperature })
+end
 
 for step in run:steps(config.max_steps, { label = "grpo" }) do
   local batch = rollouts:complete(prompts:next(config.prompts_per_step), {
@@ -115,26 +113,28 @@ for step in run:steps(config.max_steps, { label = "grpo" }) do
     batch:mask_truncated()
   end
   batch:set_weights(grpo.weights(batch:lengths(), options))
+  if options.sampler_mode then
+    batch:set_old(model, { temperature = config.temperature })
+    metrics = liger.merge(metrics, grpo.sampler_ratios(batch.samples, options))
+  end
   if reference then
     batch:set_reference(reference, { temperature = config.temperature })
   end
-  local loss_sum, sums, grad_norm
+  local parts, grad_norm
   for _ = 1, config.num_iterations do
-    loss_sum, sums = 0, nil
-    for micro in batch:split(config.micro_tokens, config.beta > 0) do
-      local logp, entropy = model:logprob(micro, { temperature = config.temperature })
-      local token_loss, parts = grpo.token_loss(micro, logp, options)
-      local loss = fn.masked_sum(token_loss * micro.weight, micro.mask)
+    local of_batch = grpo.whole(batch, options, config.micro_tokens, logprob)
+    parts = {}
+    for micro in batch:split(config.micro_tokens, grpo.keeps_all(options)) do
+      local logp, entropy = logprob(micro)
+      local loss, part = grpo.loss(micro, logp, entropy, options, of_batch)
       loss:backward()
-      loss_sum = loss_sum + loss:item()
-      sums = grpo.sums(micro, entropy, parts, options, sums)
+      parts[#parts + 1] = part
     end
-    run:check({ loss = loss_sum })
     grad_norm = optimizer:step(rate(step - 1))
   end
   num_tokens = num_tokens + batch.num_tokens
-  run:log(liger.merge(metrics, batch:metrics(), grpo.metrics(sums, options), {
-    loss = loss_sum, grad_norm = grad_norm, learning_rate = rate(step - 1),
+  run:log(liger.merge(metrics, batch:metrics(), grpo.metrics(parts, options), {
+    grad_norm = grad_norm, learning_rate = rate(step - 1),
     tokens = batch.num_tokens, num_tokens = num_tokens, skipped = batch.num_skipped,
     epoch = prompts:epochs(),
   }))

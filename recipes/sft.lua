@@ -51,28 +51,31 @@ local rate = liger.optim.schedule(config.lr_scheduler_type, {
   decay_steps = math.floor(0.3 * config.max_steps),
 })
 
--- Adds the samples' loss, entropy, correct and tokens to `total`. `scale` is the weight of a
--- token; nil: no gradients.
-local function pass(total, samples, scale)
-  for _, part in ipairs(liger.pack.split(samples, config.micro_tokens)) do
-    local scope = liger.memory.open_scope()
-    local batch = liger.pack.completions(part)
-    local loss, rows = model:cross_entropy(batch, scale or 1)
-    if scale then
-      loss:backward()
-    end
-    for key, value in pairs(sft.sums(batch, rows)) do
-      total[key] = (total[key] or 0) + value
-    end
-    liger.memory.close_scope(scope)
+-- A micro-batch's sums for the log. `scale` is the weight of a token; nil: no gradients.
+local function learn(samples, scale)
+  local batch = liger.pack.completions(samples)
+  local loss, rows = model:cross_entropy(batch, scale or 1)
+  if scale then
+    loss:backward()
   end
-  return total
+  return sft.sums(batch, rows)
+end
+
+-- The sums of all micro-batches.
+local function pass(samples, scale)
+  local parts = {}
+  for i, part in ipairs(liger.pack.split(samples, config.micro_tokens)) do
+    parts[i] = liger.scope(learn, part, scale)
+  end
+  return parts
 end
 
 local function evaluate()
   local total = { loss = 0, correct = 0, tokens = 0 }
   for part in run:parts(task.held_out, 128, "held-out") do
-    liger.no_grad(pass, total, part)
+    for key, value in pairs(sft.total(liger.no_grad(pass, part))) do
+      total[key] = (total[key] or 0) + value
+    end
   end
   if run.should_stop() then
     return "interrupted"
@@ -85,18 +88,19 @@ local before = evaluate()
 local samples, seen = liger.sampler.new(task.train, config.seed), 0
 for step in run:steps(config.max_steps, { label = "sft" }) do
   local batch = samples:next(config.batch_size)
-  local targets = 0
+  local targets, tokens = 0, 0
   for _, sample in ipairs(batch) do
     targets = targets + #sample.completion
+    tokens = tokens + #sample.ids + #sample.completion
   end
-  local total = pass({}, batch, 1 / targets)
-  run:check({ loss = total.loss })
+  local parts = pass(batch, 1 / targets)
   local grad_norm = optimizer:step(rate(step - 1))
-  seen = seen + targets
+  local total = sft.total(parts)
+  seen = seen + tokens
   run:log({
     loss = total.loss / targets, entropy = total.entropy / targets,
     mean_token_accuracy = total.correct / targets, grad_norm = grad_norm,
-    learning_rate = rate(step - 1), num_tokens = seen, tokens = targets, epoch = samples:epochs(),
+    learning_rate = rate(step - 1), num_tokens = seen, tokens = tokens, epoch = samples:epochs(),
   })
 end
 

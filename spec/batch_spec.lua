@@ -1,7 +1,6 @@
 local helper = require("spec.helper")
 local advantage = require("liger.loss.advantage")
 local batch_module = require("liger.rollout.batch")
-local fn = require("liger.fn")
 local grpo = require("liger.loss.grpo")
 local loader = require("liger.model")
 local memory = require("liger.memory")
@@ -51,21 +50,23 @@ local function learn(model, batch, o, max_tokens, keep_all)
     p.tensor.grad = nil
   end
   batch:set_weights(grpo.weights(batch:lengths(), o))
-  local loss, sums, micros = 0, nil, 0
-  for micro in batch:split(max_tokens, keep_all) do
-    local logp, entropy = model:logprob(micro)
-    local token_loss, parts = grpo.token_loss(micro, logp, o)
-    local value = fn.masked_sum(token_loss * micro.weight, micro.mask)
+  local function logprob(micro)
+    return model:logprob(micro)
+  end
+  local loss, parts = 0, {}
+  local whole = grpo.whole(batch, o, max_tokens, logprob)
+  for micro in batch:split(max_tokens, keep_all or grpo.keeps_all(o)) do
+    local logp, entropy = logprob(micro)
+    local value, part = grpo.loss(micro, logp, entropy, o, whole)
     value:backward()
     loss = loss + value:item()
-    sums = grpo.sums(micro, entropy, parts, o, sums)
-    micros = micros + 1
+    parts[#parts + 1] = part
   end
   local gradients = {}
   for i, p in ipairs(model.list) do
     gradients[i] = helper.to(p.tensor.grad, p.tensor.grad.dtype)
   end
-  return loss, gradients, grpo.metrics(sums, o), micros
+  return loss, gradients, grpo.metrics(parts, o), #parts
 end
 
 local function same_gradients(model, got, wanted, tolerance)
@@ -150,9 +151,10 @@ end)
 
 describe("skipping", function()
   it("samples of no advantage gives the gradient of keeping them, and says how many", function()
-    for _, kind in ipairs({ "grpo", "bnpo", "dapo", "dr_grpo" }) do
+    for _, kind in ipairs(grpo.ranges.loss_type) do
       local model = new_model()
       local o = grpo.options({ loss_type = kind, max_completion_length = 9 })
+      assert.is_false(grpo.keeps_all(o))
       local batch = new_batch(model, {}, "ab", "cde=", "x")
       give_advantages(batch, REWARDS)
       local loss, gradients = learn(model, batch, o, 0)
@@ -161,6 +163,20 @@ describe("skipping", function()
       assert.equal(0, batch.num_skipped)
       helper.close(loss, all_loss, 1e-6)
       same_gradients(model, gradients, all_gradients)
+    end
+  end)
+
+  it("is not for losses that give samples of no advantage a gradient", function()
+    for _, options in ipairs({
+      { beta = 0.1 }, { entropy_coef = 0.1 }, { top_entropy_quantile = 0.5 },
+      { loss = function(_, logp) return logp end },
+    }) do
+      local model, o = new_model(), grpo.options(options)
+      local batch = new_batch(model, {}, "ab", "cde=", "x")
+      give_advantages(batch, REWARDS)
+      batch:set_reference(new_model())
+      learn(model, batch, o, 0)
+      assert.equal(0, batch.num_skipped)
     end
   end)
 
@@ -212,6 +228,93 @@ describe("splitting", function()
         end
       end
       assert.is_true(metrics["clip_ratio/region_mean"] > 0)
+    end
+  end)
+end)
+
+describe("splitting with masks over the whole batch", function()
+  local function check(options)
+    local model, o = new_model(), grpo.options(options)
+    local batch = new_batch(model, {}, "ab", "cde=", "x")
+    give_advantages(batch, REWARDS)
+    for i, s in ipairs(batch.samples) do
+      for j = 1, #s.logp do
+        s.logp[j] = s.logp[j] - 0.3 * math.sin(i + j)
+      end
+    end
+    local loss, gradients, metrics, micros = learn(model, batch, o, 0)
+    assert.equal(1, micros)
+    for _, max_tokens in ipairs({ 1, 60 }) do
+      local same_loss, same, same_metrics, more = learn(model, batch, o, max_tokens)
+      assert.is_true(more > 1)
+      helper.close(same_loss, loss, 1e-6)
+      same_gradients(model, same, gradients)
+      for name, value in pairs(metrics) do
+        helper.close(same_metrics[name], value, 1e-6, name)
+      end
+    end
+    return loss, metrics
+  end
+
+  it("changes nothing", function()
+    local plain = check({})
+    for _, options in ipairs({
+      { top_entropy_quantile = 0.3 }, { entropy_coef = 0.1 },
+      { top_entropy_quantile = 0.3, entropy_coef = 0.1, loss_type = "cispo" },
+      { off_policy_mask_threshold = 0.01 }, { loss_type = "luspo" }, { loss_type = "vespo" },
+      { loss_type = "sapo" },
+    }) do
+      assert.is_false(plain == check(options))
+    end
+  end)
+end)
+
+describe("advantages of tokens", function()
+  it("are those of the sample where they are equal, and 0 for the samples to skip", function()
+    local model, o = new_model(), grpo.options()
+    local batch = new_batch(model, {}, "ab", "cde=")
+    local rewards = { 1, 0, 0, 0, 1, 1, 1, 1 }
+    give_advantages(batch, rewards)
+    local loss, gradients = learn(model, batch, o, 0)
+    local lists = {}
+    for i, s in ipairs(batch.samples) do
+      lists[i] = {}
+      for j = 1, #s.completion do
+        lists[i][j] = s.advantage
+      end
+    end
+    batch:set_advantages(lists)
+    local same_loss, same = learn(model, batch, o, 0)
+    assert.equal(4, batch.num_skipped)
+    assert.equal(loss, same_loss)
+    same_gradients(model, same, gradients, 0)
+    lists[1][2] = 5
+    assert.is_false(loss == learn(model, batch, o, 0))
+  end)
+end)
+
+describe("the old policy", function()
+  it("is scored beside the sampler", function()
+    local model, other = new_model(), loader.from_config(CONFIG):init(9, 0.3)
+    local batch = new_batch(model, {}, "ab", "x")
+    give_advantages(batch, { 1, 0, 0, 1, 0, 0, 1, 0 })
+    batch:set_old(model, {})
+    for _, s in ipairs(batch.samples) do
+      assert.same(s.logp, s.old_logp) -- bit for bit
+      assert.equal(s.logp, s.sampler_logp)
+    end
+    batch:set_old(other, {})
+    local o = grpo.options({ sampler_mode = "token_truncate", sampler_clip_max = 1.5 })
+    local metrics = grpo.sampler_ratios(batch.samples, o)
+    assert.equal(1.5, metrics["sampling/importance_sampling_ratio/max"])
+    batch:set_weights(grpo.weights(batch:lengths(), o))
+    local p = batch:split(0)()
+    local s = p.samples[1]
+    for j = 1, #s.completion do
+      helper.close(p.old_logp:to_table()[j], s.old_logp[j], 1e-6)
+      helper.close(p.sampler_logp:to_table()[j], s.logp[j], 1e-6)
+      local ratio = math.exp(s.old_logp[j] - s.logp[j])
+      helper.close(p.sampler_ratio:to_table()[j], math.min(ratio, 1.5), 1e-6)
     end
   end)
 end)

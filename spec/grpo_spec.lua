@@ -4,7 +4,7 @@ local grpo = require("liger.loss.grpo")
 local Tensor = require("liger.tensor")
 
 local NAN = 0 / 0
-local TYPES = { "grpo", "bnpo", "dapo", "dr_grpo" }
+local TYPES = { "grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "vespo" }
 
 local function options(o)
   o = o or {}
@@ -45,20 +45,27 @@ local function new_batch(sequences, dtype)
   }, tensor("logp"):requires_grad_(), lengths
 end
 
+-- Gives each token its sequence's weight.
+local function weigh(batch, weights, dtype)
+  local column = {}
+  for k, s in ipairs(batch.sequence:to_table()) do
+    column[k] = weights[s + 1]
+  end
+  batch.weight = Tensor.from_table(column, dtype or "f64")
+end
+
 -- The loss of the whole batch as the recipe forms it, the gradient of every token, metrics, the
 -- token losses.
 local function run(sequences, o, dtype)
   o = options(o)
   local batch, logp, lengths = new_batch(sequences, dtype)
-  local weights, column = grpo.weights(lengths, o), {}
-  for k, s in ipairs(batch.sequence:to_table()) do
-    column[k] = weights[s + 1]
-  end
-  local token_loss, parts = grpo.token_loss(batch, logp, o)
-  local loss = fn.masked_sum(token_loss * Tensor.from_table(column, dtype or "f64"), batch.mask)
-  loss:backward()
+  weigh(batch, grpo.weights(lengths, o), dtype)
   local entropy = fn.full_like(logp, 0.5)
-  local metrics = grpo.metrics(grpo.sums(batch, entropy, parts, o), o)
+  local token_loss = grpo.token_loss(batch, logp:detach(), o, entropy)
+  local loss, part = grpo.loss(batch, logp, entropy, o)
+  loss:backward()
+  local metrics = grpo.metrics({ part }, o)
+  helper.close(metrics.loss, loss:item(), 1e-5)
   return loss:item(), logp.grad:to_table(), metrics, token_loss:to_table()
 end
 
@@ -182,6 +189,14 @@ describe("the KL term", function()
     assert.is_nil((select(3, run({ sequence }, {}))).kl)
   end)
 
+  it("is multiplied by the ratio that delta has not capped", function()
+    local sequence = { advantage = -1, logp = { -1 }, old = { -2 }, ref = { -1.5 } }
+    local r, k = math.exp(1), math.exp(-0.5) - 0.5
+    local loss, grad = run({ sequence }, { beta = 0.1, delta = 1.5 })
+    helper.close(loss, 1.5 + 0.1 * k * r, 1e-12)
+    helper.close(grad[1], 0.1 * (r * (1 - math.exp(-0.5)) + k * r), 1e-12)
+  end)
+
   it("B32: is all that moves a group of equal rewards", function()
     local function group(beta)
       local sequences = {}
@@ -204,10 +219,235 @@ describe("the KL term", function()
   end)
 end)
 
+describe("the policy terms beside the clipped one", function()
+  local function token(advantage, ratio)
+    return { advantage = advantage, logp = { -1 + math.log(ratio) }, old = { -1 } }
+  end
+
+  it("of cispo weigh the log-probability by the ratio up to epsilon_high itself", function()
+    for _, case in ipairs({ { 2, 1.5, 1.5 }, { 2, 4, 3 }, { -1, 0.1, 0.1 }, { -1, 4, 3 } }) do
+      local A, ratio, weight = unpack(case)
+      local o = { loss_type = "cispo", epsilon_high = 3 }
+      local loss, grad, metrics = run({ token(A, ratio) }, o)
+      helper.close({ loss, grad[1] }, { -weight * A * (-1 + math.log(ratio)), -weight * A }, 1e-12)
+      assert.equal(A > 0 and ratio > 3 and 1 or 0, metrics.cispo_clip_ratio)
+      assert.is_nil(metrics["clip_ratio/low_mean"])
+    end
+  end)
+
+  it("of sapo are a sigmoid of the ratio, softer for negative advantages", function()
+    for _, case in ipairs({ { 2, 1.5, 1 }, { -1, 1.5, 1.05 }, { 3, 0.2, 1 } }) do
+      local A, ratio, tau = unpack(case)
+      local s = 1 / (1 + math.exp(-tau * (ratio - 1)))
+      local loss, grad, metrics = run({ token(A, ratio) }, { loss_type = "sapo" })
+      helper.close({ loss, grad[1] }, { -A * s * 4 / tau, -A * 4 * s * (1 - s) * ratio }, 1e-12)
+      assert.is_nil(metrics["clip_ratio/low_mean"])
+    end
+    local _, grad = run({ token(1, 1) }, { loss_type = "sapo", sapo_temperature_pos = 7 })
+    helper.close(grad, { -1 }, 1e-12) -- at a ratio of 1 any temperature gives the policy gradient
+  end)
+
+  it("of vespo weigh the log-probability by the ratio of the whole sequence", function()
+    for _, A in ipairs({ 2, -1 }) do
+      local k, lambda = A > 0 and 2 or 3, A > 0 and 3 or 2
+      local w = math.exp(0.3)
+      local phi = math.exp(lambda + k * math.log(w) - lambda * w)
+      local sequence = { advantage = A, logp = { -1, -2 }, old = { -1.1, -2.2 } }
+      local loss, grad, metrics = run({ sequence }, { loss_type = "vespo" })
+      helper.close({ loss, grad[1], grad[2] }, { 1.5 * phi * A, -phi * A / 2, -phi * A / 2 }, 1e-12)
+      helper.close(metrics["vespo/phi_seq_mean"], phi, 1e-12)
+    end
+    -- Far away it is 0, never NaN.
+    local far = { advantage = 1, logp = { -1, -1 }, old = { -900, -900 } }
+    local loss, grad = run({ far }, { loss_type = "vespo" }, "f32")
+    assert.equal(0, loss)
+    assert.equal(0, grad[1])
+  end)
+end)
+
+describe("the sampler's ratio", function()
+  -- Ratios of the old policy to the sampler of one sample, and the metrics.
+  local function ratios(mode, differences, o)
+    local sample = { old_logp = {}, sampler_logp = {} }
+    for j, d in ipairs(differences) do
+      sample.old_logp[j], sample.sampler_logp[j] = -2 + d, -2
+    end
+    o = o or {}
+    o.sampler_mode = mode
+    local metrics = grpo.sampler_ratios({ sample }, options(o))
+    return sample.sampler_ratio, metrics
+  end
+  local LN = math.log
+
+  it("is truncated or masked, of a token or of a sequence, its bounds included", function()
+    local d = { LN(2), LN(4), LN(0.25) }
+    for _, case in ipairs({
+      { "token_truncate", 2, 3, 0.5 }, { "token_mask", 2, 0, 0 },
+      { "sequence_truncate", 2, 2, 2 }, { "sequence_mask", 2, 2, 2 },
+    }) do
+      helper.close(ratios(case[1], d, { sampler_clip_min = 0.5 }), { unpack(case, 2) }, 1e-12)
+    end
+    helper.close(ratios("token_mask", { 0, LN(2) }, { sampler_clip_min = 1 }), { 1, 2 }, 1e-12)
+    helper.close(ratios("sequence_mask", { LN(2), LN(2) }), { 0, 0 }, 0)
+    helper.close(ratios("sequence_truncate", { LN(2), LN(2) }), { 3, 3 }, 0)
+    -- There is no lower bound unless it is given.
+    helper.close(ratios("token_truncate", { LN(0.01) }), { 0.01 }, 1e-12)
+  end)
+
+  it("is 1 where it is NaN", function()
+    local list, metrics = ratios("token_truncate", { 0 / 0, LN(2) })
+    helper.close(list, { 1, 2 }, 1e-12)
+    helper.close(metrics["sampling/sampling_logp_difference/max"], LN(2), 1e-12)
+    helper.close(metrics["sampling/importance_sampling_ratio/mean"], 1.5, 1e-12)
+    helper.close(ratios("sequence_truncate", { 0 / 0, LN(2) }), { 2, 2 }, 1e-12)
+  end)
+
+  it("leaves samples that are masked out of its metrics", function()
+    local samples = {
+      { old_logp = { -1 }, sampler_logp = { -9 }, masked = true },
+      { old_logp = { -1 }, sampler_logp = { -1.5 } }, { old_logp = {}, sampler_logp = {} },
+    }
+    local metrics = grpo.sampler_ratios(samples, options({ sampler_mode = "sequence_mask" }))
+    helper.close(metrics["sampling/sampling_logp_difference/max"], 0.5, 1e-12)
+    helper.close(metrics["sampling/importance_sampling_ratio/min"], math.exp(0.5), 1e-12)
+    for name, value in pairs(grpo.sampler_ratios({}, options({ sampler_mode = "token_mask" }))) do
+      assert.equal(0, value, name)
+    end
+  end)
+
+  it("is a factor of the policy term, not of the KL, and is folded into vespo's weight", function()
+    local function with(o, ratio)
+      o = options(o)
+      local batch, logp, lengths = new_batch({
+        { advantage = 2, logp = { -1, -2 }, old = { -1, -2 }, ref = { -1.5, -2 } },
+      })
+      weigh(batch, grpo.weights(lengths, o))
+      batch.sampler_ratio = fn.full(ratio, 2, "f64")
+      return grpo.loss(batch, logp, fn.full_like(logp, 0), o):item()
+    end
+    helper.close(with({}, 0.5), -1, 1e-12)
+    local k3 = math.exp(-0.5) - 0.5
+    helper.close(with({ beta = 0.1 }, 0.5), -1 + 0.1 * k3 / 2, 1e-12)
+    local function phi(w)
+      return math.exp(3 + 2 * math.log(w) - 3 * w)
+    end
+    helper.close(with({ loss_type = "vespo" }, 0.5), 3 * phi(0.25), 1e-12)
+    helper.close(with({ loss_type = "vespo", sampler_mode = "token_mask" }, 0.5), 3 * phi(0.25),
+      1e-12)
+    helper.close(with({ loss_type = "vespo", sampler_mode = "sequence_mask" }, 0.5), 3 * phi(0.5),
+      1e-12)
+  end)
+end)
+
+describe("masks of the policy term", function()
+  it("leave out sequences of negative advantage that drifted from what was sampled", function()
+    local function sequence(advantage, drift)
+      return { advantage = advantage, logp = { -1, -1 }, old = { -1 + drift, -1 + drift } }
+    end
+    local o = { off_policy_mask_threshold = 0.1, loss_type = "cispo", epsilon_high = 9 }
+    local _, grad = run({ sequence(-1, 0.05), sequence(-1, 0.2), sequence(1, 0.2) }, o)
+    assert.is_true(grad[1] > 0 and grad[5] < 0)
+    assert.same({ 0, 0 }, { grad[3], grad[4] })
+    -- The sampler's log-probabilities count where there are any.
+    local batch, logp = new_batch({ sequence(-1, 0) })
+    batch.sampler_logp = fn.full(-0.8, 2, "f64")
+    assert.same({ 0, 0 }, grpo.token_loss(batch, logp, options(o)):to_table())
+  end)
+
+  it("keep the tokens of the highest entropy, and the KL of all", function()
+    local sequences = {
+      { advantage = 1, logp = { -1, -1, -1 }, ref = { -1.5, -1.5, -1.5 } },
+      { advantage = 1, logp = { -1, -1 }, ref = { -1.5, -1.5 } },
+    }
+    local entropies = { 0.1, 0.5, 0.3, 0.4, 0.2 }
+    local function active(quantile)
+      local batch, logp = new_batch(sequences)
+      local loss, parts = grpo.token_loss(batch, logp, options({ top_entropy_quantile = quantile }),
+        Tensor.from_table(entropies, "f64"))
+      loss = loss:to_table()
+      for k, on in ipairs(parts.active:to_table()) do
+        assert.equal(-on, loss[k])
+      end
+      return parts.active:to_table(), parts.num_active
+    end
+    -- Quantiles 0.8 and 0.6 of five lie at 0.42 and 0.34; 0.5 is the middle one, which is kept.
+    local function is(quantile, wanted, count)
+      local got, number = active(quantile)
+      assert.same(wanted, got)
+      assert.equal(count, number)
+    end
+    is(0.2, { 0, 1, 0, 0, 0 }, 1)
+    is(0.4, { 0, 1, 0, 1, 0 }, 2)
+    is(0.5, { 0, 1, 1, 1, 0 }, 3)
+    is(0, { 0, 1, 0, 0, 0 }, 1)
+    entropies[2] = NAN -- shows, instead of being masked
+    is(0.2, { 1, 0, 1, 1, 1 }, 5)
+  end)
+end)
+
+describe("the entropy bonus", function()
+  it("is the mean entropy of the active tokens, with its gradient", function()
+    local function bonus(quantile)
+      local o = options({ entropy_coef = 0.5, top_entropy_quantile = quantile })
+      local batch, logp, lengths = new_batch({ { advantage = 1, logp = { -1, -1, -1, -1 } } })
+      weigh(batch, grpo.weights(lengths, o))
+      local entropy = Tensor.from_table({ 0.1, 0.4, 0.2, 0.3 }, "f64"):requires_grad_()
+      local loss, part = grpo.loss(batch, logp, entropy, o)
+      loss:backward()
+      return loss:item(), entropy.grad:to_table(), grpo.metrics({ part }, o)
+    end
+    local loss, grad, metrics = bonus(1)
+    helper.close(loss, -1 - 0.5 * 0.25, 1e-12)
+    helper.close(grad, { -0.125, -0.125, -0.125, -0.125 }, 1e-12)
+    helper.close({ metrics.loss, metrics.policy_loss, metrics.entropy_coef }, { loss, -1, 0.5 },
+      1e-12)
+    loss, grad, metrics = bonus(0.5)
+    helper.close(loss, -0.5 - 0.5 * 0.35, 1e-12)
+    helper.close(grad, { 0, -0.25, 0, -0.25 }, 1e-12)
+    helper.close({ metrics.loss, metrics.policy_loss, metrics.entropy }, { loss, -0.5, 0.25 },
+      1e-12)
+  end)
+end)
+
+describe("a loss of one's own", function()
+  it("takes the place of the policy term", function()
+    local sequences = { { advantage = 2, logp = { -1, -3 }, old = { -1, -3 }, ref = { -1.5, -3 } } }
+    local seen
+    local o = {
+      beta = 0.1, use_bias_correction_kl = false,
+      loss = function(batch, logp, given)
+        seen = given
+        return logp * batch.advantage
+      end,
+    }
+    local loss, grad, metrics = run(sequences, o)
+    local k, slope = math.exp(-0.5) - 0.5, 1 - math.exp(-0.5)
+    helper.close(loss, (-2 - 6 + 0.1 * k) / 2, 1e-12)
+    helper.close(grad, { (2 + 0.1 * slope) / 2, 1 }, 1e-12)
+    assert.equal(0.2, seen.epsilon)
+    assert.equal(0, metrics["clip_ratio/low_mean"])
+    assert.is_true(grpo.keeps_all(seen))
+  end)
+
+  it("is to blame where it is not finite and the log-probabilities are", function()
+    local function gives(factor)
+      return function()
+        run({ { advantage = 1, logp = { -1 } } }, {
+          loss = function(_, logp) return logp * factor end,
+        })
+      end
+    end
+    helper.raises(gives(NAN), "loss: the function gave nan for completion 1, wanted finite numbers")
+    helper.raises(gives(math.huge), "loss: the function gave inf for completion 1")
+  end)
+end)
+
 describe("the weights of tokens", function()
   it("B36: are those of each loss type", function()
     local sequences = { losing(4, 1), losing(1, 3) }
-    for kind, wanted in pairs({ grpo = 2.5, bnpo = 1.75, dapo = 1.75, dr_grpo = 0.4375 }) do
+    for kind, wanted in pairs({
+      grpo = 2.5, bnpo = 1.75, dapo = 1.75, dr_grpo = 0.4375, luspo = 3.5, sapo = 2 / 1.05 * 2.5,
+    }) do
       helper.close((run(sequences, { loss_type = kind })), wanted, 1e-12, kind)
     end
     helper.close((run(sequences, { loss_type = "dapo", num_items_in_batch = 14 })), 0.5, 1e-12)
@@ -253,13 +493,15 @@ describe("the weights of tokens", function()
         for name, value in pairs(metrics) do
           assert.equal(0, value, name)
         end
-        assert.same({}, grpo.metrics(nil, options(o)))
+        assert.same({ loss = 0 }, grpo.metrics({}, options(o)))
       end
     end
   end)
 
   it("B35: of an empty completion beside a normal one", function()
-    for kind, wanted in pairs({ grpo = 0.5, bnpo = 1, dapo = 1, dr_grpo = 2 / 16 }) do
+    for kind, wanted in pairs({
+      grpo = 0.5, bnpo = 1, dapo = 1, dr_grpo = 2 / 16, luspo = 1, sapo = 1 / 1.05,
+    }) do
       local loss, grad = run({ losing(1, 0), losing(1, 2) }, { loss_type = kind })
       helper.close(loss, wanted, 1e-12, kind)
       finite(grad)
@@ -291,9 +533,8 @@ describe("masks", function()
           assert.equal(same_loss, loss)
           assert.same(same_grad, grad)
           assert.equal(0, grad[2])
-          if kind ~= "dr_grpo" then
-            assert.equal(-1, loss)
-          end
+          local wanted = { dr_grpo = -1 / 8, sapo = -2, cispo = 0, vespo = 0 } -- of logp 0
+          assert.equal(wanted[kind] or -1, loss, kind)
           for name, value in pairs(metrics) do
             assert.equal(value, value, name)
           end
@@ -344,15 +585,15 @@ describe("the metrics", function()
         { advantage = -1, logp = { -2, -2 }, old = { -1.5, -1.9 }, ref = { -2, -1 } },
         { advantage = 2, logp = { -1 }, old = { -1.4 }, ref = { -1.2 } },
       }
-      local function sums(list, before)
+      local function part(list)
         local batch, logp = new_batch(list)
-        local _, parts = grpo.token_loss(batch, logp, o)
-        return grpo.sums(batch, logp * -0.5, parts, o, before)
+        weigh(batch, { 1, 1, 1 })
+        return select(2, grpo.loss(batch, logp, (logp * -0.5):detach(), o))
       end
-      local whole = grpo.metrics(sums(sequences), o)
-      local parts
-      for _, q in ipairs(sequences) do
-        parts = sums({ q }, parts)
+      local whole = grpo.metrics({ part(sequences) }, o)
+      local parts = {}
+      for i, q in ipairs(sequences) do
+        parts[i] = part({ q })
       end
       for name, value in pairs(grpo.metrics(parts, o)) do
         helper.close(value, whole[name], 1e-12, name)
@@ -381,11 +622,13 @@ describe("the options", function()
         grpo.options(o)
       end, ...)
     end
-    refused({ loss = "dapo" }, "grpo: unknown option loss")
-    refused({ loss_type = "ppo" }, "grpo: loss_type is ppo, wanted grpo, bnpo, dapo or dr_grpo")
+    refused({ losses = "dapo" }, "grpo: unknown option losses")
+    refused({
+      loss_type = "ppo",
+    }, "grpo: loss_type is ppo, wanted one of grpo, bnpo, dapo, dr_grpo, luspo, cispo, sapo, vespo")
     refused({
       importance_sampling_level = "word",
-    }, "grpo: importance_sampling_level is word, wanted token or sequence")
+    }, "grpo: importance_sampling_level is word, wanted one of token, sequence")
     refused({ loss_type = "dr_grpo" }, "grpo: loss_type dr_grpo needs max_completion_length")
     refused({
       loss_type = "dr_grpo", max_completion_length = 0,
@@ -402,6 +645,24 @@ describe("the options", function()
     refused({
       use_bias_correction_kl = 1,
     }, "grpo: use_bias_correction_kl is 1, wanted true or false")
+    refused({ delta = true }, "grpo: delta is true, wanted a number above 0 or none")
+    refused({ entropy_coef = -1 }, "grpo: entropy_coef is -1, wanted a number from 0")
+    refused({
+      top_entropy_quantile = 1.1,
+    }, "grpo: top_entropy_quantile is 1.1, wanted a number from 0 to 1")
+    refused({
+      off_policy_mask_threshold = "x",
+    }, "grpo: off_policy_mask_threshold is x, wanted a number or none")
+    refused({
+      sampler_mode = "token",
+    }, "grpo: sampler_mode is token, wanted one of token_truncate, token_mask, sequence_truncate")
+    refused({ sampler_clip_max = 0 }, "grpo: sampler_clip_max is 0, wanted a number above 0")
+    refused({
+      sampler_clip_min = -1,
+    }, "grpo: sampler_clip_min is -1, wanted a number from 0 or none")
+    refused({ sapo_temperature_neg = 0 }, "grpo: sapo_temperature_neg is 0")
+    refused({ vespo_k_pos = -1 }, "grpo: vespo_k_pos is -1")
+    refused({ loss = 3 }, "grpo: loss is 3, wanted a text")
   end)
 
   it("need reference log-probabilities for a KL term", function()

@@ -121,6 +121,7 @@ end
 function M.raises(fails, ...)
   local ok, message = pcall(fails)
   autograd.reset()
+  message = type(message) == "table" and message.message or message
   assert(not ok, "no error was raised, wanted: " .. (...))
   for _, text in ipairs({ ... }) do
     if not tostring(message):find(text, 1, true) then

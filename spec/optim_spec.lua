@@ -127,10 +127,13 @@ describe("adamw", function()
         assert.is_false(updated)
         assert.is_false(norm < math.huge)
         unchanged(before, optimizer)
+        assert.is_true(parameters[2].tensor.grad_failed)
+        assert.is_nil(parameters[1].tensor.grad_failed or parameters[3].tensor.grad_failed)
         assert.equal(1, optimizer.steps)
         -- The bad gradient is gone, the next step is a good one.
         set_grad(parameters[1], helper.normal(31, { 4, 5 }))
         assert.is_true(select(2, optimizer:step()))
+        assert.is_nil(parameters[2].tensor.grad_failed)
         assert.equal(2, optimizer.steps)
         assert.is_false(helper.is_same(helper.to(parameters[1].tensor, dtype), before[1]))
       end

@@ -2,6 +2,7 @@ local helper = require("spec.helper")
 local cjson = require("cjson")
 local config = require("liger.train.config")
 local fn = require("liger.fn")
+local optim = require("liger.optim")
 local memory = require("liger.memory")
 local run_module = require("liger.train.run")
 local Tensor = require("liger.tensor")
@@ -130,6 +131,8 @@ describe("run", function()
 
     it("keeps memory flat over many steps", function()
       open()
+      collectgarbage() -- what earlier specs left
+      collectgarbage()
       local before = memory.stats().live
       memory.reset_peak()
       local peak
@@ -338,6 +341,25 @@ describe("run", function()
       run:watch({ { name = "v", tensor = Tensor.from_table({ 0 / 0 }) } })
       blames("v")
       run:check({ loss = 1, grad_norm = 2 })
+    end)
+
+    it("B95: names the gradient that the optimiser's step was skipped for", function()
+      open()
+      local list = {}
+      for i, factor in ipairs({ 1, math.huge, 0 / 0 }) do
+        local w = Tensor.from_table({ 1, 2 }):requires_grad_()
+        fn.sum(w * factor):backward()
+        list[i] = { name = "w" .. i, tensor = w }
+      end
+      run:watch(list)
+      local optimizer = optim.adamw(list)
+      local norm = optimizer:step()
+      assert.same({ 0, 0 }, list[2].tensor.grad:to_table()) -- it is gone by now
+      helper.raises(function()
+        run:log({ loss = 1, grad_norm = norm })
+      end, "step 0: grad_norm is nan; the first tensor with NaN or Inf is gradient of w2")
+      optimizer:step()
+      run:log({ loss = 1, grad_norm = 0 })
     end)
 
     it("looks at gradients, strided views and f16", function()

@@ -20,7 +20,13 @@ describe("the sums of supervised rows", function()
       loss = tensor_of({ 1, 0 / 0, 5, 3 }), entropy = tensor_of({ 0.5, 0 / 0, 1, 0.25 }),
       predicted = tensor_of({ 3, -1, 9, 5 }, "i32"),
     }
-    assert.same({ loss = 9, entropy = 1.75, correct = 2, tokens = 3 }, sft.sums(batch, rows))
+    local sums = sft.sums(batch, rows)
+    local total = { loss = 9, entropy = 1.75, correct = 2, tokens = 3 }
+    assert.same(total, sft.total({ sums }))
+    for name, value in pairs(total) do
+      total[name] = 2 * value
+    end
+    assert.same(total, sft.total({ sums, sums }))
   end)
 
   it("of a batch without targets are 0", function()
@@ -28,7 +34,8 @@ describe("the sums of supervised rows", function()
     local rows = {
       loss = tensor_of({ 0 }), entropy = tensor_of({ 0 }), predicted = tensor_of({ -1 }, "i32"),
     }
-    assert.same({ loss = 0, entropy = 0, correct = 0, tokens = 0 }, sft.sums(batch, rows))
+    assert.same({ loss = 0, entropy = 0, correct = 0, tokens = 0 },
+      sft.total({ sft.sums(batch, rows) }))
   end)
 end)
 
@@ -46,8 +53,8 @@ describe("supervised fine-tuning", function()
         loss = tensor_of({ ... }), entropy = tensor_of(zeros), predicted = tensor_of(zeros, "i32"),
       }
     end
-    local a, b = sft.sums(first, rows(1, 1, 1)), sft.sums(second, rows(5))
-    assert.equal(2, (a.loss + b.loss) / (a.tokens + b.tokens))
+    local total = sft.total({ sft.sums(first, rows(1, 1, 1)), sft.sums(second, rows(5)) })
+    assert.equal(2, total.loss / total.tokens)
 
     local samples = {
       { ids = { 1 }, completion = { 2, 3, 4 } }, { ids = { 5, 6 }, completion = { 7 } },
@@ -74,7 +81,7 @@ describe("supervised fine-tuning", function()
     local model = loader.from_config(CONFIG, { dtype = "f64" }):init(2, 0.4)
     local batch = pack.sequences({ { 1, 2, 3, 4, 5, 6 }, { 7, 8 } })
     local _, rows = model:cross_entropy(batch, 1)
-    local sums = sft.sums(batch, rows)
+    local sums = sft.total({ sft.sums(batch, rows) })
     local z, correct, loss, entropy = model:logits(batch):to_table(), 0, 0, 0
     for i, target in ipairs(batch.target:to_table()) do
       if target >= 0 then

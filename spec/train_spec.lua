@@ -86,7 +86,7 @@ end
 local SHORT = "return function(_, _, sample) return 1 - #sample.completion / 5 end"
 local GRPO = {
   max_steps = 3, prompts_per_step = 4, num_generations = 4, sft_until = 0, seed = 1, threads = 1,
-  warmup_steps = 0,
+  warmup_steps = 0, eval_rows = 9,
 }
 
 local function run_grpo(options)
@@ -158,6 +158,9 @@ describe("recipes/sft.lua", function()
     local split = run("sft", with(OPTIONS, { micro_tokens = 40 })).metrics
     helper.close(column(split, "loss"), column(plain, "loss"), 1e-5)
     assert.same(column(plain, "num_tokens"), column(split, "num_tokens"))
+    -- Prompts count too, as in TRL: 16 of "37+58=" with "95" or "108", and a newline.
+    assert.is_true(plain[1].num_tokens >= 16 * 9 and plain[1].num_tokens <= 16 * 10)
+    assert.equal(plain[1].num_tokens + plain[2].tokens, plain[2].num_tokens)
   end)
 
   it("learns prompt and completion, texts and chats of a file, and saves what it learnt", function()
@@ -180,7 +183,7 @@ end)
 
 describe("recipes/grpo.lua", function()
   it("has its recorded numbers in the warm-up and after", function()
-    local made = run_grpo({ max_steps = 5 })
+    local made = run_grpo({ max_steps = 5, eval_rows = 1000 })
     helper.close(column(made.phase("warm-up"), "loss"), {
       5.64200926, 5.57330132, 5.34691763, 5.14238501, 4.84987926, 4.60005474, 4.30605364,
       4.04865885, 3.82253408, 3.64075232,
@@ -239,6 +242,14 @@ describe("recipes/grpo.lua", function()
       { lr_scheduler_type = "cosine", weight_decay = 0.1, max_grad_norm = 0 },
       { importance_sampling_level = "sequence", num_iterations = 2 },
       { delta = 1.01, epsilon_high = 0.001, epsilon = 0.001, num_iterations = 2 },
+      { loss_type = "luspo", importance_sampling_level = "sequence", learning_rate = 1e-4 },
+      { loss_type = "cispo", epsilon_high = 5 },
+      { loss_type = "sapo" },
+      { loss_type = "vespo", sampler_mode = "sequence_truncate" },
+      { sampler_mode = "token_mask", sampler_clip_min = 0.5, top_p = 0.9 },
+      { off_policy_mask_threshold = 0.001, num_iterations = 3 },
+      { top_entropy_quantile = 0.5 },
+      { entropy_coef = 0.1 },
     }) do
       local made, text = run_grpo(options), cjson.encode(options)
       finite(made)
@@ -250,6 +261,18 @@ describe("recipes/grpo.lua", function()
         assert.equal(0, lines[1].kl)
         assert.is_true(lines[3].kl > 0)
       end
+      local last, names = lines[3], {
+        cispo = "cispo_clip_ratio", vespo = "vespo/phi_seq_mean",
+      }
+      assert.equal("number", type(last[names[options.loss_type] or "entropy"]), text)
+      if options.sampler_mode then
+        -- The sampler's log-probabilities are those of a training forward.
+        assert.equal(1, last["sampling/importance_sampling_ratio/min"])
+        assert.equal(0, last["sampling/sampling_logp_difference/max"])
+      elseif options.entropy_coef then
+        assert.equal(0.1, last.entropy_coef)
+        helper.close(last.loss, last.policy_loss - 0.1 * last.entropy, 1e-6)
+      end
       if options.delta then
         assert.is_true(lines[3]["clip_ratio/region_mean"] > 0)
       end
@@ -260,7 +283,9 @@ describe("recipes/grpo.lua", function()
 
   it("solves more after training than before", function()
     -- Long enough to see the reward rise: shorter answers.
-    local made = run_grpo({ max_steps = 25, prompts_per_step = 8, learning_rate = 2e-3 })
+    local made = run_grpo({
+      max_steps = 25, prompts_per_step = 8, learning_rate = 2e-3, eval_rows = 1000,
+    })
     local rewards = column(made.phase("grpo"), "reward")
     local first, last = 0, 0
     for i = 1, 5 do
@@ -294,12 +319,12 @@ describe("recipes/grpo.lua", function()
   end)
 
   it("stops with one line at a reward that fails", function()
-    local function stops(reward, ...)
+    local function stops(wanted, reward, ...)
       count = count + 1
       local output, status = start("grpo", with(GRPO, {
         reward = reward, out = ("%s/%d"):format(root, count),
       }))
-      assert.equal(1, status)
+      assert.equal(wanted, status)
       for _, text in ipairs({ ... }) do
         assert.is_truthy(output:find(text, 1, true), output)
       end
@@ -307,12 +332,45 @@ describe("recipes/grpo.lua", function()
       assert.equal(1, newlines, output)
     end
     stops(
-      write("none.lua", "return function() end"), "reward: it gave nil for each of 256 completions"
+      1, write("none.lua", "return function() end"),
+      "reward: it gave nil for each of 256 completions"
     )
     stops(
-      write("raises.lua", "return function() error('out of luck') end"), "raises.lua:1: out of luck"
+      1, write("raises.lua", "return function() error('out of luck') end"),
+      "raises.lua:1: out of luck"
     )
-    stops("best", "reward: best is none; wanted exact, numeric or a Lua file")
+    stops(2, "best", "reward: best is none; wanted exact, numeric or a Lua file")
+    stops(2, "exact,exact", "reward: two are named exact")
+    stops(2, root .. "/gone.lua", "reward: cannot open " .. root .. "/gone.lua")
+    stops(2, write("wrong.lua", "return 1"), "wrong.lua returned number, wanted a function")
+  end)
+
+  it("stops with one line at a loss of one's own that is wrong", function()
+    local function stops(status, text, ...)
+      count = count + 1
+      local path = text and write("own.lua", text) or root .. "/gone.lua"
+      local output, got = start("grpo", with(GRPO, {
+        loss = path, out = ("%s/%d"):format(root, count),
+        reward = write("short.lua", SHORT),
+      }))
+      for _, wanted in ipairs({ ... }) do
+        assert.is_truthy(output:find(wanted:format(path), 1, true), output)
+      end
+      local _, newlines = output:gsub("\n", "")
+      assert.equal(1, newlines, output)
+      assert.equal(status, got)
+    end
+    stops(2, nil, "loss: cannot open %s")
+    stops(2, "return function(", "loss: %s:1: ", "expected near")
+    stops(2, "return { 1 }", "loss: %s returned table, wanted a function(batch, logp, options)")
+    stops(1, "return function() end", "loss: %s returned nil, wanted f32 [", "] as logp")
+    stops(1, "return function(_, logp) return logp:sum() end",
+      "loss: %s returned f32 [], wanted f32 [", "] as logp")
+    stops(1, "return function(batch, logp) return logp * (0 / 0) end",
+      "loss: %s gave nan for completion 1, wanted finite numbers; the completion is ")
+    stops(1, "return function(batch, logp) return logp / 0 end",
+      "loss: %s gave inf for completion 1")
+    stops(1, "return function() return nil + 1 end", "own.lua:1: attempt to perform arithmetic")
   end)
 end)
 
@@ -344,6 +402,11 @@ describe("a recipe", function()
         top_p = { "0", "1.1" }, min_p = { "-1", "2" }, loss_type = { "ppo" }, epsilon = { "-1" },
         epsilon_high = { "-1" }, delta = { "0" }, beta = { "-1" }, sft_learning_rate = { "-1" },
         importance_sampling_level = { "batch" }, scale_rewards = { "all" },
+        off_policy_mask_threshold = { "x" }, top_entropy_quantile = { "-1", "2" },
+        entropy_coef = { "-1" }, sampler_mode = { "token" }, sampler_clip_min = { "-1" },
+        sampler_clip_max = { "0" }, sapo_temperature_pos = { "0" }, sapo_temperature_neg = { "0" },
+        vespo_k_pos = { "-1" }, vespo_lambda_pos = { "-1" }, vespo_k_neg = { "-1" },
+        vespo_lambda_neg = { "-1" },
         multi_objective_aggregation = { "sum" }, sft_until = { "-1", "2" },
       },
     }
@@ -484,32 +547,87 @@ describe("the README", function()
   end)
 
   it("shows a loss that does what the recipe's does", function()
-    local recipe = helper.read("recipes/grpo.lua")
     local found
     for _, block in ipairs(blocks) do
-      if block:find("^local function my_loss") then
-        local at = recipe:find("\nfor step in run:steps(config.max_steps", 1, true)
-        local text, replaced = (recipe:sub(1, at) .. block .. recipe:sub(at))
-          :gsub("grpo%.token_loss", "my_loss")
-        assert.equal(1, replaced)
-        local options = {}
-        for key, value in pairs({
-          max_steps = 3, prompts_per_step = 4, num_generations = 4, sft_until = 0,
-          warmup_steps = 0, reward = write("short.lua", SHORT),
-        }) do
-          options[#options + 1] = ("--%s %s"):format(key, value)
+      if block:find("return function(batch, logp, options)", 1, true) then
+        local own = run_grpo({ loss = write("my_loss.lua", block) }).phase("grpo")
+        local built_in = run_grpo().phase("grpo")
+        for _, name in ipairs({ "reward", "loss", "grad_norm" }) do
+          helper.close(column(own, name), column(built_in, name), 1e-4, name)
         end
-        assert.same(run_grpo().metrics, run_text(text, unpack(options)))
+        for _, line in ipairs(own) do
+          assert.equal(0, line.skipped) -- what its gradient is nobody knows
+          assert.equal("number", type(line["clip_ratio/low_mean"]))
+        end
         found = true
       end
     end
     assert.is_true(found)
   end)
 
+  it("shows a loss on a linear layer that a script can hold as it stands", function()
+    for _, block in ipairs(blocks) do
+      if block:find("linear_cross_entropy", 1, true) then
+        local path = write("layer.lua", block
+          .. 'print(hidden.grad.shape[2], weight.grad.shape[1], fn.sum(weight.grad):item() ~= 0)\n')
+        local pipe = io.popen(("build/liger run %s 2>&1"):format(path))
+        assert.equal("128\t256\ttrue\n", pipe:read("*a"))
+        pipe:close()
+        return
+      end
+    end
+    error("it is not there")
+  end)
+
   it("shows a reward that runs", function()
     local reward = assert(loadstring(blocks[2]))()
     assert.equal(1, reward("it is 95", { answer = "95" }))
     assert.equal(0, reward("it is 94", { answer = "95" }))
+  end)
+end)
+
+describe("a loop of one's own", function()
+  it("is a screen: its options, rollouts, a loss, an update, a log", function()
+    local path = write("mine.lua", [[
+      local config = liger.config { model = "", data = "", reward = "exact", group = 4, prompts = 4,
+        micro_tokens = 60, max_completion_length = 5, temperature = 1, cache_bytes = 2 ^ 30 }
+      local grpo, options, reward = liger.grpo, liger.grpo.options(), liger.reward(config.reward)
+      local task = liger.task.prompts(config, reward)
+      local model, run = task.model, liger.run(config)
+      local rollouts, prompts = liger.rollouts(run, task, reward), liger.sampler.new(task.train, 1)
+      local optimizer = liger.optim.adamw(model:parameters(), { lr = 1e-3 })
+
+      local function loss(batch, logp)
+        local ratio = (logp - batch.old_logp):exp()
+        local clipped = ratio:clamp(1 - options.epsilon, 1 + options.epsilon_high)
+        return -fn.minimum(ratio * batch.advantage, clipped * batch.advantage)
+      end
+
+      for step in run:steps(2) do
+        local batch = rollouts:complete(prompts:next(config.prompts), { group = config.group })
+        local advantages, metrics = liger.advantage(batch:rewards(), { group = config.group })
+        batch:set_advantages(advantages)
+        batch:set_weights(grpo.weights(batch:lengths(), options))
+        for micro in batch:split(config.micro_tokens) do
+          local logp = model:logprob(micro)
+          fn.sum(loss(micro, logp) * micro.weight):backward()
+        end
+        metrics.grad_norm = optimizer:step()
+        run:log(metrics)
+      end
+      run:finish()
+    ]])
+    count = count + 1
+    local folder = ("%s/%d"):format(root, count)
+    local line = "build/liger run %s --quiet --seed 1 --reward %s --out %s 2>&1"
+    -- Untrained, it ends no answer early: the first byte earns something.
+    local reward = write("byte.lua", "return function(text) return (text:byte() or 0) % 5 end")
+    local pipe = io.popen(line:format(path, reward, folder))
+    assert.equal("", pipe:read("*a"))
+    pipe:close()
+    local lines = lines_of(folder .. "/metrics.jsonl")
+    assert.equal(2, #lines)
+    assert.is_true(lines[2].grad_norm > 0 and lines[2].reward_std > 0)
   end)
 end)
 
@@ -571,7 +689,7 @@ describe("the built-in sums", function()
         file:close()
         return 1 - #sample.completion / 5
       end]]):format(seen))
-    run_grpo({ reward = reward })
+    run_grpo({ reward = reward, eval_rows = 1000 })
     local parts, in_held = {}, nil
     for prompt in io.lines(seen) do
       local now = held[key({ prompt = prompt })] or false

@@ -1,4 +1,4 @@
--- Files that appear whole or not at all.
+-- Files that appear whole or not at all, and those that hold a function.
 local ffi = require("ffi")
 local lib = require("liger.ffi")
 
@@ -32,6 +32,23 @@ function M.write(path, text)
     os.remove(part)
     error(("%s: cannot be written: %s"):format(path, reason(message, part)), 0)
   end
+end
+
+--- The function that a Lua file returns.
+---@param path string
+---@param wanted string  what it takes, for the message
+---@return function|nil
+---@return string|nil message
+function M.load_function(path, wanted)
+  local chunk, message = loadfile(path)
+  if not chunk then
+    return nil, message
+  end
+  local value = chunk()
+  if type(value) ~= "function" then
+    return nil, ("%s returned %s, wanted a %s"):format(path, type(value), wanted)
+  end
+  return value
 end
 
 --- Makes a folder and those above it, and sees that files can be made in it.

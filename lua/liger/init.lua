@@ -12,6 +12,7 @@ local MODULES = {
   jsonl = "liger.data.jsonl",
   task = "liger.train.task",
   grpo = "liger.loss.grpo",
+  loss = "liger.loss",
   sft = "liger.loss.sft",
   score = "liger.rollout.score",
 }

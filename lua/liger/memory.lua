@@ -26,7 +26,8 @@ local recorded -- blocks by size, released while a graph is recorded: its own, n
 ---@field dead boolean|nil    released: its tensors can no longer be used
 ---@field kept boolean|nil    outlives its scope
 ---@field holds integer|nil   gradients that share it, see autograd.lua
----@field mirror ffi.cdata*|nil  the host's copy of what was staged, until something writes there
+---@field mirror ffi.cdata*|true|nil  the host's copy of what was staged, until something writes
+---   there; true on the CPU, where it is the storage itself
 
 -- Sizes are rounded to an eighth of a power of two, so that batches of nearly the same length share
 -- blocks.
@@ -305,10 +306,14 @@ function M.in_scope()
   return scope ~= nil
 end
 
---- Bytes handed out, their peak, and bytes held from the system.
----@return { live: number, peak: number, reserved: number }
+--- Bytes handed out, their peak, bytes held from the system, and how often the host waited for the
+--- device (on the CPU: how often it read what an op made).
+---@return { live: number, peak: number, reserved: number, syncs: integer }
 function M.stats()
-  return { live = stats.live_bytes, peak = stats.peak_bytes, reserved = stats.reserved_bytes }
+  return {
+    live = stats.live_bytes, peak = stats.peak_bytes, reserved = stats.reserved_bytes,
+    syncs = stats.syncs,
+  }
 end
 
 --- Bytes that an allocation could still get: the device's, and those parked here.

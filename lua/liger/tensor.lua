@@ -13,6 +13,7 @@ local C = lib.C
 ---@field storage liger.Storage
 ---@field requires_grad boolean|nil
 ---@field grad liger.Tensor|nil
+---@field grad_failed boolean|nil  the optimiser's last step was skipped for this gradient
 local Tensor = {}
 local methods = {}
 Tensor.methods = methods
@@ -164,6 +165,8 @@ function Tensor.stage(shape, dtype)
   local t = Tensor.empty(shape, dtype)
   if not lib.on_cpu then
     t.host = new_array[dtype](math.max(t:numel(), 1))
+  else
+    t.storage.mirror, t.is_mirrored = true, true -- the host knows the values: see read()
   end
   return t
 end
@@ -213,13 +216,21 @@ function methods:data()
 end
 
 --- The values of a dense tensor as an array of its C type, from 0. Waits for the device, unless the
---- values came from the host and have not changed since; on the CPU it is the data itself.
+--- values came from the host and have not changed since; on the CPU it is the data itself, and
+--- counts as such a wait.
 ---@return ffi.cdata*
 function methods:read()
-  if self.host or self.raw.device == C.LG_CPU then
+  if self.host then
+    return self.host
+  end
+  local mirror = self.is_mirrored and self.storage.mirror
+  if self.raw.device == C.LG_CPU then
+    if not mirror and not self.storage.foreign then
+      lib.stats.syncs = lib.stats.syncs + 1
+    end
     return self:data()
-  elseif self.is_mirrored and self.storage.mirror then
-    return self.storage.mirror
+  elseif mirror then
+    return mirror
   end
   local host = new_array[self.dtype](math.max(self:numel(), 1))
   lib.check(C.lg_download(lib.ctx, self.raw, host))
@@ -322,6 +333,26 @@ local function shape_of(value)
     value = value[1]
   end
   return shape
+end
+
+--- The values of dense tensors of one dtype end to end, as an array of its C type from 0: one wait
+--- for the device, however many there are.
+---@param list liger.Tensor[]  at least one
+---@return ffi.cdata*
+function Tensor.read_all(list)
+  if #list == 1 then
+    return list[1]:read()
+  end
+  local n, at = 0, 0
+  for _, t in ipairs(list) do
+    n = n + t:numel()
+  end
+  local all = Tensor.empty({ n }, list[1].dtype)
+  for _, t in ipairs(list) do
+    Tensor.view_of(all, at, t.shape):copy_(t)
+    at = at + t:numel()
+  end
+  return all:read()
 end
 
 --- A tensor from a number or nested Lua tables.

@@ -1,24 +1,47 @@
--- GRPO (Shao et al. 2024, equation 3) and its kin, with TRL's names, defaults and formulas. For
--- completion token t of sample s,
---   ratio r = exp(logp - old_logp), of the token, or the mean over the sequence (GSPO)
---   loss    = -min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL
---   KL      = exp(d) - d - 1, d = ref_logp - logp (k3, Schulman 2020), times r with
---   use_bias_correction_kl
--- and the loss types differ in the weight of a token:
---   grpo     1 / (samples * tokens of its sample)
---   bnpo     1 / tokens of the batch
---   dapo     1 / tokens of the batch over all devices (num_items_in_batch)
---   dr_grpo  1 / (samples * max_completion_length)
+-- GRPO (Shao et al. 2024, equation 3) and its kin, with TRL's names, defaults and formulas. For a
+-- completion token of advantage A, with sg the gradient's stop and
+--   r = exp(logp - old_logp), of the token, or of the mean over its sequence (GSPO),
+-- the policy term is, by loss type,
+--   grpo, bnpo, dapo, dr_grpo, luspo
+--           -min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A)
+--   cispo   -sg(min(r, epsilon_high)) A logp           (MiniMax-M1; the bound as ScaleRL has it)
+--   sapo    -A sigmoid(tau (r - 1)) 4 / tau, tau by the sign of A
+--   vespo   -sg(phi) A logp, phi = e^lambda w^k e^(-lambda w), w the ratio of the whole sequence,
+--           k and lambda by the sign of A
+-- or a function of one's own. It is 0 where a mask says so, takes the sampler's ratio as a factor,
+-- and is followed by
+--   + beta KL, KL = exp(d) - d - 1, d = ref_logp - logp (k3, Schulman 2020), times r with
+--     use_bias_correction_kl
+-- A token's weight is
+--   grpo, sapo           1 / (samples * tokens of its sample)
+--   bnpo                 1 / tokens of the batch
+--   dapo, cispo, vespo   1 / tokens of the batch over all devices (num_items_in_batch)
+--   dr_grpo              1 / (samples * max_completion_length)
+--   luspo                1 / samples
+-- and entropy_coef times the mean entropy of the active tokens is taken off the sum.
+local autograd = require("liger.autograd")
+local files = require("liger.file")
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
+local option = require("liger.train.options")
+local metrics = require("liger.loss.grpo_metrics")
+local Tensor = require("liger.tensor")
+local whole_batch = require("liger.loss.grpo_batch")
 
-local M = {}
+local M = {
+  weights = whole_batch.weights, sampler_ratios = whole_batch.sampler_ratios,
+  whole = whole_batch.whole, metrics = metrics.metrics,
+}
 
--- Above this exponent k3 is capped and its gradient is 0: exp overflows fp32 at 88.
+-- Above this exponent k3 is capped and its gradient is 0: exp overflows fp32 at 88. VESPO's bound
+-- of log-ratios is the same.
 local MAX_LOG_RATIO = 20
+local MIN_LOG_WEIGHT = math.log(1e-8) -- of a sequence, in VESPO
+local MIN_LAMBDA = 1e-4
 
 M.defaults = {
+  loss = "", -- a Lua file or a function(batch, logp, options) in place of the policy term
   loss_type = "dapo",
   epsilon = 0.2,
   epsilon_high = false, -- default: epsilon
@@ -28,198 +51,244 @@ M.defaults = {
   importance_sampling_level = "token",
   max_completion_length = false, -- of dr_grpo
   num_items_in_batch = false, -- of dapo; default: the tokens that count
+  off_policy_mask_threshold = false, -- drift in nats a token above which A < 0 is left out
+  top_entropy_quantile = 1, -- share of tokens, those of the highest entropy, with a policy term
+  entropy_coef = 0,
+  sampler_mode = false,
+  sampler_clip_min = false,
+  sampler_clip_max = 3,
+  sapo_temperature_pos = 1,
+  sapo_temperature_neg = 1.05,
+  vespo_k_pos = 2,
+  vespo_lambda_pos = 3,
+  vespo_k_neg = 3,
+  vespo_lambda_neg = 2,
 }
 
-local LOSS_TYPES = { grpo = true, bnpo = true, dapo = true, dr_grpo = true }
+local from_0, positive = { min = 0 }, { above = 0 }
+
+--- What the options may be, in a recipe too.
+M.ranges = {
+  loss_type = { "grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "vespo" },
+  importance_sampling_level = { "token", "sequence" },
+  sampler_mode = { "token_truncate", "token_mask", "sequence_truncate", "sequence_mask" },
+  epsilon = from_0, epsilon_high = from_0, beta = from_0, entropy_coef = from_0, delta = positive,
+  off_policy_mask_threshold = {}, top_entropy_quantile = { min = 0, max = 1 },
+  sampler_clip_min = from_0, sampler_clip_max = positive,
+  sapo_temperature_pos = positive, sapo_temperature_neg = positive,
+  vespo_k_pos = from_0, vespo_lambda_pos = from_0, vespo_k_neg = from_0, vespo_lambda_neg = from_0,
+  max_completion_length = { min = 1, whole = true },
+}
+
+local CLIPS = { grpo = true, bnpo = true, dapo = true, dr_grpo = true, luspo = true }
+
+-- The function of a user's file; it must give a loss for each log-probability.
+local function own_loss(path)
+  local loss, message = files.load_function(path, "function(batch, logp, options)")
+  if not loss then
+    option.usage_error("loss: " .. message)
+  end
+  return function(batch, logp, options)
+    local y = loss(batch, logp, options)
+    local got = Tensor.is(y) and y.dtype .. " " .. Tensor.shape_text(y.shape) or type(y)
+    local wanted = logp.dtype .. " " .. Tensor.shape_text(logp.shape)
+    if got ~= wanted then
+      lib.raise(("loss: %s returned %s, wanted %s as logp"):format(path, got, wanted))
+    end
+    return y
+  end
+end
 
 --- The options with their defaults; raises on an unknown one and on a value out of range.
 ---@param options? table
 ---@return table
 function M.options(options)
-  local o = {}
-  for key, value in pairs(M.defaults) do
-    o[key] = value
-  end
+  local given = {}
   for key, value in pairs(options or {}) do
-    if M.defaults[key] == nil then
-      lib.raise(("grpo: unknown option %s"):format(tostring(key)))
-    end
-    o[key] = value
+    given[key] = value
   end
-  if not LOSS_TYPES[o.loss_type] then
+  local loss = given.loss
+  given.loss = type(loss) == "function" and "" or loss
+  local num_items = given.num_items_in_batch
+  given.num_items_in_batch = nil
+  local o = option.over("grpo", M.defaults, M.ranges, given)
+  if num_items and not (type(num_items) == "number" and num_items > 0) then
     lib.raise(
-      ("grpo: loss_type is %s, wanted grpo, bnpo, dapo or dr_grpo"):format(tostring(o.loss_type))
+      ("grpo: num_items_in_batch is %s, wanted a number above 0"):format(tostring(num_items))
     )
   end
-  if o.importance_sampling_level ~= "token" and o.importance_sampling_level ~= "sequence" then
-    lib.raise(
-      ("grpo: importance_sampling_level is %s, wanted token or sequence"):format(
-        tostring(o.importance_sampling_level)
-      )
-    )
-  end
+  o.num_items_in_batch = num_items
   if o.loss_type == "dr_grpo" and not o.max_completion_length then
     lib.raise("grpo: loss_type dr_grpo needs max_completion_length")
   end
-  if type(o.use_bias_correction_kl) ~= "boolean" then
-    lib.raise(
-      ("grpo: use_bias_correction_kl is %s, wanted true or false"):format(
-        tostring(o.use_bias_correction_kl)
-      )
-    )
-  end
   o.epsilon_high = o.epsilon_high or o.epsilon
-  for _, key in ipairs({ "epsilon", "epsilon_high", "beta" }) do
-    if type(o[key]) ~= "number" or o[key] ~= o[key] or o[key] < 0 then
-      lib.raise(("grpo: %s is %s, wanted a number from 0"):format(key, tostring(o[key])))
-    end
-  end
-  for _, key in ipairs({ "delta", "max_completion_length", "num_items_in_batch" }) do
-    if o[key] and not (type(o[key]) == "number" and o[key] > 0) then
-      lib.raise(("grpo: %s is %s, wanted a number above 0"):format(key, tostring(o[key])))
-    end
+  o.clips = CLIPS[o.loss_type]
+  if type(loss) == "function" then
+    o.own, o.loss = loss, "the function"
+  elseif o.loss ~= "" then
+    o.own = own_loss(o.loss)
   end
   return o
 end
 
---- Weight of every token of each sample, by the counts of the whole batch, so that a split into
---- micro-batches changes nothing.
----@param lengths integer[]  tokens that count, a sample; 0 for a sample that is masked
----@param options table
----@return number[]  one a sample
-function M.weights(lengths, options)
-  local tokens, weights = 0, {}
-  for _, n in ipairs(lengths) do
-    tokens = tokens + n
-  end
-  for s, n in ipairs(lengths) do
-    if options.loss_type == "grpo" then
-      weights[s] = 1 / (math.max(n, 1) * #lengths)
-    elseif options.loss_type == "dr_grpo" then
-      weights[s] = 1 / (#lengths * options.max_completion_length)
-    elseif options.loss_type == "dapo" then
-      weights[s] = 1 / math.max(options.num_items_in_batch or tokens, 1)
-    else
-      weights[s] = 1 / math.max(tokens, 1)
-    end
-  end
-  return weights
+--- True where samples of advantage 0 have a gradient too, or are needed for a mask.
+---@param o table  of options()
+---@return boolean
+function M.keeps_all(o)
+  return o.beta > 0 or o.entropy_coef > 0 or o.top_entropy_quantile < 1 or o.own ~= nil
 end
 
--- a - b where the mask counts a token, else 0: a NaN that stands in a masked place stays out of the
+-- ---- the loss of a token ----
+
+-- x where the mask counts a token, else 0: a NaN that stands in a masked place stays out of the
 -- gradient too.
-local function difference(batch, a, b)
-  return fn.where(batch.mask, a - b, 0)
+local function counted(batch, x)
+  return fn.where(batch.mask, x, 0)
 end
 
 -- Mean of x, 0 where masked, over each sequence's counted tokens, given back to every token of it.
 local function sequence_mean(batch, x)
   local cu = batch.completion_cu
-  local sums = ops.segment_sum(x, cu)
   local counts = ops.segment_sum(batch.mask, cu):clamp(1, math.huge)
-  return ops.gather(ops.div(sums, counts), batch.sequence)
+  return ops.gather(ops.div(ops.segment_sum(x, cu), counts), batch.sequence)
+end
+
+-- a where the advantage is not negative (or, with `above`, is positive), else b.
+local function by_sign(batch, a, b, above)
+  local mask = above and fn.gt(batch.advantage, 0) or fn.ge(batch.advantage, 0)
+  return mask * (a - b) + b
+end
+
+-- VESPO's phi, of the ratio of the whole sequence, the sampler's included.
+local function gamma_weight(batch, log_ratio, o)
+  local cu, ratio = batch.completion_cu, batch.sampler_ratio
+  local log_weight = ops.segment_sum(log_ratio:clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), cu)
+  if ratio then
+    local logs = counted(batch, ratio:log():clamp(MIN_LOG_WEIGHT, MAX_LOG_RATIO))
+    if o.sampler_mode and o.sampler_mode:find("^sequence") then
+      logs = ops.div(logs, ops.gather(
+        ops.segment_sum(batch.mask, cu):clamp(1, math.huge), batch.sequence
+      ))
+    end
+    log_weight = log_weight + ops.segment_sum(logs, cu)
+  end
+  local of_token = ops.gather(log_weight:clamp(MIN_LOG_WEIGHT, MAX_LOG_RATIO), batch.sequence)
+  local k = by_sign(batch, o.vespo_k_pos, o.vespo_k_neg)
+  local lambda = by_sign(batch, math.max(o.vespo_lambda_pos, MIN_LAMBDA),
+    math.max(o.vespo_lambda_neg, MIN_LAMBDA))
+  return (lambda + k * of_token - lambda * of_token:exp()):exp()
+end
+
+-- The policy term of the loss type. `ratio` is capped by delta.
+local function policy_term(batch, logp, ratio, uncapped, log_ratio, o)
+  local A, kind = batch.advantage, o.loss_type
+  if o.own then
+    return o.own(batch, logp, o)
+  elseif o.clips then
+    local clipped = uncapped:clamp(1 - o.epsilon, 1 + o.epsilon_high)
+    return -fn.minimum(ratio * A, clipped * A)
+  elseif kind == "cispo" then
+    return -(ratio:detach():clamp(-math.huge, o.epsilon_high) * A * logp)
+  elseif kind == "sapo" then
+    local tau = by_sign(batch, o.sapo_temperature_pos, o.sapo_temperature_neg, true)
+    return -(((ratio - 1) * tau):sigmoid() * A * (4 / tau))
+  end
+  local phi = autograd.no_grad(gamma_weight, batch, log_ratio, o)
+  return -(phi * A * logp), phi
+end
+
+-- 1 for the tokens whose advantage is not negative or whose sequence has not drifted from what it
+-- was sampled from (DeepSeek-V3.2).
+local function near_policy(batch, logp, o)
+  local sampled = batch.sampler_logp or batch.old_logp or logp
+  local drift = sequence_mean(batch, counted(batch, sampled - logp))
+  return fn.maximum(fn.ge(batch.advantage, 0), fn.le(drift, o.off_policy_mask_threshold))
+end
+
+-- 1 for the counted tokens that reach the threshold, and how many those of the batch are.
+local function high_entropy(batch, entropy, o, whole)
+  local threshold, active = whole.threshold, whole.active
+  if not threshold then
+    threshold, active = whole_batch.entropy_threshold(
+      whole_batch.add_entropies({}, batch, entropy), o.top_entropy_quantile
+    )
+  end
+  return batch.mask * fn.ge(entropy, threshold), active
 end
 
 --- The loss of each completion token; the caller multiplies by the weights and sums.
----@param batch table         mask, advantage: [K]; old_logp?, ref_logp?: [K]; sequence [K] i32 and
----   completion_cu [S+1] i32
+---@param batch table         mask, advantage: [K]; old_logp?, ref_logp?, sampler_logp?,
+---   sampler_ratio?: [K]; sequence [K] i32 and completion_cu [S+1] i32
 ---@param logp liger.Tensor   [K] under the policy
----@param options table       of options()
+---@param o table             of options()
+---@param entropy? liger.Tensor  [K]; for top_entropy_quantile
+---@param whole? table        of whole(); nil: this batch is all
 ---@return liger.Tensor loss  [K], nats
----@return { ratio: liger.Tensor, kl?: liger.Tensor } parts  for metrics, [K] each
-function M.token_loss(batch, logp, options)
-  local o = options
+---@return { ratio: liger.Tensor, kl?: liger.Tensor, phi?: liger.Tensor, active?: liger.Tensor,
+---   num_active?: integer } parts  for metrics, [K] each
+function M.token_loss(batch, logp, o, entropy, whole)
   if o.beta > 0 and not batch.ref_logp then
     lib.raise(("grpo: beta is %g and the batch has no ref_logp"):format(o.beta))
   end
-  local log_ratio = difference(batch, logp, batch.old_logp or logp:detach())
-  if o.importance_sampling_level == "sequence" then
-    log_ratio = sequence_mean(batch, log_ratio)
+  local log_ratio = counted(batch, logp - (batch.old_logp or logp:detach()))
+  local is_sequence = o.importance_sampling_level == "sequence"
+  local uncapped = (is_sequence and sequence_mean(batch, log_ratio) or log_ratio):exp()
+  local capped = o.clips and o.delta
+  local ratio = capped and uncapped:clamp(-math.huge, o.delta) or uncapped
+  local loss, phi = policy_term(batch, logp, ratio, uncapped, log_ratio, o)
+  local parts = { ratio = ratio:detach(), phi = phi }
+  if o.off_policy_mask_threshold then
+    loss = fn.where(autograd.no_grad(near_policy, batch, logp, o), loss, 0)
   end
-  local ratio = log_ratio:exp()
-  local capped = o.delta and fn.minimum(ratio, o.delta) or ratio
-  local clipped = ratio:clamp(1 - o.epsilon, 1 + o.epsilon_high)
-  local loss = -fn.minimum(capped * batch.advantage, clipped * batch.advantage)
-  local kl
+  if o.top_entropy_quantile < 1 then
+    parts.active, parts.num_active = autograd.no_grad(
+      high_entropy, batch, entropy, o, whole or {}
+    )
+    loss = fn.where(parts.active, loss, 0)
+  end
+  if batch.sampler_ratio and not phi then
+    loss = loss * batch.sampler_ratio
+  end
   if o.beta > 0 then
-    local d = difference(batch, batch.ref_logp, logp):clamp(-math.huge, MAX_LOG_RATIO)
-    kl = d:exp() - d - 1
+    local d = counted(batch, batch.ref_logp - logp):clamp(-math.huge, MAX_LOG_RATIO)
+    local kl = d:exp() - d - 1
     if o.use_bias_correction_kl then
-      kl = kl * capped
+      kl = kl * uncapped
     end
-    loss = loss + kl * o.beta
+    loss, parts.kl = loss + kl * o.beta, kl:detach()
   end
-  return loss, { ratio = capped:detach(), kl = kl and kl:detach() }
+  return loss, parts
 end
 
--- Counts of one sequence's tokens, its entropy and KL added to the sums.
-local function count_sequence(sums, first, last, values, options)
-  local mask, ratio, advantage = values.mask, values.ratio, values.advantage
-  local tokens, low, high = 0, 0, 0
-  for k = first, last do
-    if mask[k] ~= 0 then
-      tokens = tokens + 1
-      sums.entropy = sums.entropy + values.entropy[k]
-      sums.kl = sums.kl + (values.kl and values.kl[k] or 0)
-      if ratio[k] < 1 - options.epsilon and advantage[k] < 0 then
-        low = low + 1
-      elseif ratio[k] > 1 + options.epsilon_high and advantage[k] > 0 then
-        high = high + 1
-      end
+-- ---- the loss of a batch ----
+
+--- The loss of a micro-batch: to be added up over those of the batch.
+---@param batch liger.Pack       as in token_loss, and weight [K]
+---@param logp liger.Tensor      [K]
+---@param entropy liger.Tensor   [K]
+---@param o table                of options()
+---@param whole? table           of whole(); nil: this batch is all
+---@return liger.Tensor loss     []
+---@return table part            for metrics()
+function M.loss(batch, logp, entropy, o, whole)
+  local mask, start, tokens = batch.mask:read(), batch.completion_cu:read(), {}
+  for s = 1, batch.completion_cu:numel() - 1 do
+    tokens[s] = 0
+    for k = start[s - 1], start[s] - 1 do
+      tokens[s] = tokens[s] + (mask[k] ~= 0 and 1 or 0)
     end
   end
-  return tokens, low, high
-end
-
---- Numbers for the log: sums over the tokens that count, to be added up over micro-batches and
---- given to `metrics`. Clipping is counted where it binds: low where r < 1 - epsilon and A < 0,
---- high where r > 1 + epsilon_high and A > 0. low_min and high_max are over sequences.
----@param batch table
----@param entropy liger.Tensor [K]
----@param parts table          what token_loss returned
----@param options table
----@param sums? table          of the micro-batches before
----@return table sums
-function M.sums(batch, entropy, parts, options, sums)
-  sums = sums or {
-    tokens = 0, sequences = 0, entropy = 0, kl = 0, low = 0, high = 0, low_min = 1, high_max = 0,
-  }
-  local values = {
-    mask = batch.mask:read(), advantage = batch.advantage:read(),
-    ratio = parts.ratio:read(), entropy = entropy:read(), kl = parts.kl and parts.kl:read(),
-  }
-  local start, whole = batch.completion_cu:read(), options.importance_sampling_level == "sequence"
-  for s = 0, batch.completion_cu:numel() - 2 do
-    local tokens, low, high = count_sequence(sums, start[s], start[s + 1] - 1, values, options)
-    local n = math.max(tokens, 1)
-    sums.tokens, sums.sequences = sums.tokens + tokens, sums.sequences + 1
-    -- A ratio of the sequence counts once, whatever its length.
-    sums.low = sums.low + (whole and low / n or low)
-    sums.high = sums.high + (whole and high / n or high)
-    sums.low_min = math.min(sums.low_min, low / n)
-    sums.high_max = math.max(sums.high_max, high / n)
+  local token_loss, parts = M.token_loss(batch, logp, o, entropy, whole)
+  local weighted = counted(batch, token_loss * batch.weight)
+  local loss, bonus = weighted, 0
+  if o.entropy_coef > 0 then
+    local active = parts.num_active or whole and whole.active or whole_batch.sum_of(tokens)
+    bonus = o.entropy_coef / math.max(active, 1)
+    loss = weighted - fn.where(parts.active or batch.mask, entropy, 0) * bonus
   end
-  return sums
-end
-
---- TRL's metrics from the sums of all micro-batches; none where nothing was trained on.
----@param sums table|nil  nil: no token had a gradient
----@param options table
----@return table<string, number>
-function M.metrics(sums, options)
-  local tokens = sums and sums.tokens or 0
-  if tokens == 0 then
-    return {}
-  end
-  local clips = options.importance_sampling_level == "sequence" and sums.sequences or tokens
-  return {
-    entropy = sums.entropy / tokens,
-    kl = options.beta > 0 and sums.kl / tokens or nil,
-    ["clip_ratio/low_mean"] = sums.low / clips,
-    ["clip_ratio/low_min"] = sums.low_min,
-    ["clip_ratio/high_mean"] = sums.high / clips,
-    ["clip_ratio/high_max"] = sums.high_max,
-    ["clip_ratio/region_mean"] = (sums.low + sums.high) / clips,
+  local sums, rows = autograd.no_grad(metrics.sums, batch, weighted, entropy, parts, o)
+  return fn.sum(loss), {
+    sums = sums, rows = rows, tokens = tokens, bonus = bonus, samples = batch.samples,
   }
 end
 

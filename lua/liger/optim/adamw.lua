@@ -127,17 +127,23 @@ function AdamW:_update(i, factor, lr)
 end
 
 --- One update from the gradients, which are zeroed after it. A norm that is not finite changes
---- nothing.
+--- nothing; the first tensor whose gradient is to blame has `grad_failed`.
 ---@param lr? number  rate of this step
 ---@return number grad_norm  before clipping
 ---@return boolean updated    false: the norm was not finite and the step was skipped
 function AdamW:step(lr)
   lr = lr or self.lr
-  local gradients = {}
+  local gradients, tensors = {}, {}
   for _, s in ipairs(self.states) do
-    gradients[#gradients + 1] = s.tensor.grad
+    s.tensor.grad_failed = nil
+    if s.tensor.grad then
+      gradients[#gradients + 1], tensors[#tensors + 1] = s.tensor.grad, s.tensor
+    end
   end
-  local norm = clip.global_norm(gradients)
+  local norm, bad = clip.global_norm(gradients)
+  if bad then
+    tensors[bad].grad_failed = true -- remembered, as the gradient is zeroed below
+  end
   local factor = clip.factor(norm, self.max_grad_norm)
   local finite = norm == norm and norm < math.huge
   if finite then

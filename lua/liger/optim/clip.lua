@@ -7,17 +7,19 @@ local M = {}
 
 --- The L2 norm over all gradients, summed in double. Waits for the device.
 ---@param gradients liger.Tensor[]
----@return number
+---@return number norm
+---@return integer|nil bad  the first gradient with NaN or Inf
 function M.global_norm(gradients)
   local squares = Tensor.empty({ #gradients }, "f64")
   for i, grad in ipairs(gradients) do
     ops.raw.sum_squares(grad, squares:row(i))
   end
-  local values, total = squares:read(), 0
+  local values, total, bad = squares:read(), 0, nil
   for i = 0, #gradients - 1 do
     total = total + values[i]
+    bad = bad or values[i] - values[i] ~= 0 and i + 1 or nil
   end
-  return math.sqrt(total)
+  return math.sqrt(total), bad
 end
 
 --- The factor that brings a norm down to max_norm: min(1, max_norm / (norm + 1e-6)).

@@ -20,7 +20,11 @@ local M = {}
 ---@field text string           the completion without its stop token
 ---@field rewards? number[]      of each function, NaN where it does not apply
 ---@field reward? number         their weighted sum; nil: none applies
----@field advantage? number
+---@field advantage? number|number[]  of the sample, or of each token
+---@field old_logp? number[]      under the policy before its update; nil: logp
+---@field sampler_logp? number[]  logp, where there is old_logp
+---@field sampler_ratio? number[] factor of the policy term
+---@field ref_logp? number[]
 ---@field masked? boolean       takes no part in the loss
 
 --- Completions of each row's prompt.
@@ -111,18 +115,16 @@ function Batch:rewards()
   return list
 end
 
---- Gives each sample its advantage.
----@param advantages number[]
+--- Gives each sample its advantage, or one for each of its tokens.
+---@param advantages (number|number[])[]
 function Batch:set_advantages(advantages)
   for i, s in ipairs(self.samples) do
     s.advantage = advantages[i]
   end
 end
 
---- Gives each sample its log-probabilities under a reference model.
----@param reference liger.Decoder
----@param options table  temperature
-function Batch:set_reference(reference, options)
+-- Gives each sample a list of its completion's log-probabilities under a model.
+local function set_logp(self, name, model, options)
   local sequences = {}
   for i, s in ipairs(self.samples) do
     local ids = {}
@@ -133,12 +135,30 @@ function Batch:set_reference(reference, options)
     end
     sequences[i] = ids
   end
-  for i, scored in ipairs(score.sequences(reference, sequences, options)) do
-    local s = self.samples[i]
-    s.ref_logp = {}
+  for i, scored in ipairs(score.sequences(model, sequences, options)) do
+    local s, list = self.samples[i], {}
     for j = 1, #s.completion do
-      s.ref_logp[j] = scored.logp[#s.ids - 1 + j]
+      list[j] = scored.logp[#s.ids - 1 + j]
     end
+    s[name] = list
+  end
+end
+
+--- Gives each sample its log-probabilities under a reference model.
+---@param reference liger.Decoder
+---@param options table  temperature
+function Batch:set_reference(reference, options)
+  set_logp(self, "ref_logp", reference, options)
+end
+
+--- Gives each sample its log-probabilities under the policy before its update, beside those that
+--- the sampler gave.
+---@param model liger.Decoder
+---@param options table  temperature
+function Batch:set_old(model, options)
+  set_logp(self, "old_logp", model, options)
+  for _, s in ipairs(self.samples) do
+    s.sampler_logp = s.logp
   end
 end
 
@@ -167,6 +187,19 @@ function Batch:set_weights(weights)
   end
 end
 
+-- Whether the advantage of any token is not 0.
+local function has_advantage(s)
+  if type(s.advantage) == "number" then
+    return s.advantage ~= 0
+  end
+  for _, a in ipairs(s.advantage) do
+    if a ~= 0 then
+      return true
+    end
+  end
+  return false
+end
+
 -- A [K] tensor from a value a token.
 local function column(samples, K, dtype, value)
   local t = Tensor.stage({ K }, dtype)
@@ -180,8 +213,8 @@ local function column(samples, K, dtype, value)
   return t
 end
 
---- Packs samples with what the loss needs: mask, weight, advantage, old_logp (and ref_logp where
---- samples have it), [K] each.
+--- Packs samples with what the loss needs: mask, weight, advantage, old_logp (and ref_logp,
+--- sampler_logp and sampler_ratio where samples have them), [K] each.
 ---@param samples liger.Sample[]
 ---@return liger.Pack
 function M.pack(samples)
@@ -194,16 +227,18 @@ function M.pack(samples)
   p.weight = column(samples, K, "f32", function(s)
     return s.masked and 0 or s.weight
   end)
-  p.advantage = column(samples, K, "f32", function(s)
-    return s.advantage
+  p.advantage = column(samples, K, "f32", function(s, j)
+    return type(s.advantage) == "table" and s.advantage[j] or s.advantage
   end)
   p.old_logp = column(samples, K, "f32", function(s, j)
-    return s.logp[j]
+    return (s.old_logp or s.logp)[j]
   end)
-  if samples[1] and samples[1].ref_logp then
-    p.ref_logp = column(samples, K, "f32", function(s, j)
-      return s.ref_logp[j]
-    end)
+  for _, name in ipairs({ "ref_logp", "sampler_logp", "sampler_ratio" }) do
+    if samples[1] and samples[1][name] then
+      p[name] = column(samples, K, "f32", function(s, j)
+        return s[name][j]
+      end)
+    end
   end
   return p
 end
@@ -217,7 +252,7 @@ end
 function Batch:split(max_tokens, keep_all)
   local kept = {}
   for _, s in ipairs(self.samples) do
-    if not s.masked and #s.completion > 0 and (keep_all or s.advantage ~= 0) then
+    if not s.masked and #s.completion > 0 and (keep_all or has_advantage(s)) then
       kept[#kept + 1] = s
     end
   end

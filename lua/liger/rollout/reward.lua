@@ -1,6 +1,8 @@
 -- Rewards: exact and numeric answers, or functions from a user's Lua files; one or several with
 -- weights.
+local files = require("liger.file")
 local lib = require("liger.ffi")
+local options = require("liger.train.options")
 
 local M = {}
 
@@ -59,7 +61,8 @@ function builtin.numeric(completion, row)
   return last_number(completion) == wanted and 1 or 0
 end
 
---- A reward by name (exact, numeric), or the function that a Lua file returns.
+--- A reward by name (exact, numeric), or the function that a Lua file returns. A wrong name or file
+--- is a usage error.
 ---@param name string
 ---@return fun(completion: string, row: table, sample: liger.Sample): number
 function M.load(name)
@@ -67,19 +70,12 @@ function M.load(name)
     return builtin[name]
   end
   if not name:find("%.lua$") then
-    lib.raise(("reward: %s is none; wanted exact, numeric or a Lua file"):format(name))
-  end
-  local chunk, message = loadfile(name)
-  if not chunk then
-    lib.raise(("reward: %s"):format(message))
-  end
-  local reward = chunk()
-  if type(reward) ~= "function" then
-    lib.raise(
-      ("reward: %s returned %s, wanted a function(completion, row)"):format(name, type(reward))
+    options.usage_error(
+      ("reward: %s is none; wanted exact, numeric or a Lua file"):format(name)
     )
   end
-  return reward
+  local reward, message = files.load_function(name, "function(completion, row)")
+  return reward or options.usage_error("reward: " .. message)
 end
 
 local function numbers(text)
@@ -106,14 +102,14 @@ function M.new(names, weights)
   for word in names:gmatch("[^,]+") do
     local name = word:match("([^/]+)$"):gsub("%.lua$", "")
     if seen[name] then
-      lib.raise(("reward: two are named %s"):format(name))
+      options.usage_error(("reward: two are named %s"):format(name))
     end
     seen[name], self.names[#self.names + 1] = true, name
     self.functions[#self.functions + 1] = M.load(word)
     checks[#checks + 1] = problems[word]
   end
   if #self.names == 0 then
-    lib.raise("reward: none is named; wanted exact, numeric or a Lua file")
+    options.usage_error("reward: none is named; wanted exact, numeric or a Lua file")
   end
   if weights and weights ~= "" then
     self.weights = numbers(weights)
@@ -122,7 +118,7 @@ function M.new(names, weights)
       sum = sum + weight
     end
     if #self.weights ~= #self.names or sum - sum ~= 0 then
-      lib.raise(
+      options.usage_error(
         ("reward: reward_weights is %s, wanted %d numbers with commas between"):format(
           weights, #self.names
         )

@@ -182,6 +182,38 @@ local function convert(key, text)
   return value
 end
 
+--- A function's options: its defaults with what was given over them. Raises on an unknown one, and
+--- on a value of another type or out of range.
+---@param what string                    begins the message
+---@param defaults table<string, any>    false: none
+---@param ranges table<string, table>    as a recipe's constraints; a default of false without one
+---   is a boolean
+---@param given? table<string, any>
+---@return table<string, any>
+function M.over(what, defaults, ranges, given)
+  local o = {}
+  for name, default in pairs(defaults) do
+    o[name] = default
+  end
+  for name, value in pairs(given or {}) do
+    local default, allow = defaults[name], ranges[name]
+    if default == nil then
+      require("liger.ffi").raise(("%s: unknown option %s"):format(what, tostring(name)))
+    end
+    local none = default == false and allow ~= nil
+    local kind = not none and type(default) or is_list(allow) and "string" or "number"
+    local fits = type(value) == kind and (is_list(allow) and is_choice(value, allow)
+      or not is_list(allow) and (kind ~= "number" or in_range(value, allow or {})))
+    if not fits and not (none and value == false) then
+      local wanted = M.wanted({ kind = kind, allow = allow, none = none })
+      local text = ("%s: %s is %s, wanted %s"):format(what, name, tostring(value), wanted)
+      require("liger.ffi").raise(text)
+    end
+    o[name] = value
+  end
+  return o
+end
+
 local none_words = {
   number = "number",
   text = "string",

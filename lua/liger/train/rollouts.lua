@@ -1,6 +1,9 @@
 -- The completions of a run: numbered on, so that each draws anew, scored, and ended by Ctrl-C.
 local batch_module = require("liger.rollout.batch")
 local config_module = require("liger.train.config")
+local optim = require("liger.optim")
+local pack = require("liger.nn.pack")
+local sampler = require("liger.data.sampler")
 
 local Rollouts = {}
 Rollouts.__index = Rollouts
@@ -8,6 +11,7 @@ Rollouts.__index = Rollouts
 local M = {}
 
 local EVAL_ROWS = 128 -- prompts at once, then the progress is drawn
+local WARM_UP_STEPS, WARM_UP_ROWS = 1000, 128 -- at most, and a step
 
 ---@param run liger.Run         its config: max_completion_length, temperature, seed, cache_bytes
 ---@param task table            of task.prompts
@@ -51,6 +55,28 @@ function Rollouts:_mean(options)
     end
   end
   return self.run.should_stop() and "interrupted" or ("%.2f"):format(total / scored)
+end
+
+--- Warms the task's model up by cross entropy on its answers, until sampled answers to training
+--- problems are right often enough for rewards to differ.
+---@param learning_rate number
+---@param accuracy number  mean reward of 256 answers that is enough
+function Rollouts:warm_up(learning_rate, accuracy)
+  local run, model, seed = self.run, self.task.model, self.run.config.seed
+  local optimizer = optim.adamw(model:parameters(), { lr = learning_rate })
+  local rows = sampler.new(self.task.train, seed)
+  local tests = sampler.new(self.task.train, seed + 1)
+  for step in run:steps(WARM_UP_STEPS, { label = "warm-up" }) do
+    local batch = pack.completions(rows:next(WARM_UP_ROWS))
+    local loss = model:cross_entropy(batch, 1 / batch.num_completion)
+    loss:backward()
+    local grad_norm = optimizer:step(learning_rate * math.min(1, step / 20))
+    local reached = step % 10 == 0 and select(2, self:complete(tests:next(256))) or nil
+    run:log({ loss = loss, grad_norm = grad_norm, accuracy = reached, tokens = batch.num_tokens })
+    if reached and reached >= accuracy then
+      run:stop()
+    end
+  end
 end
 
 --- The mean reward of the held-out rows, of two sampled completions each and of the greedy one.

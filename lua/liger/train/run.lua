@@ -306,7 +306,7 @@ local function all_finite(tensor)
 end
 
 -- The first of the watched tensors that holds a NaN or an infinity; where all are finite, the first
--- whose gradient does.
+-- whose gradient does, or did at the optimiser's last step.
 function Run:_blame()
   for _, entry in ipairs(self.watched) do
     if not all_finite(entry.tensor) then
@@ -314,7 +314,7 @@ function Run:_blame()
     end
   end
   for _, entry in ipairs(self.watched) do
-    if entry.tensor.grad and not all_finite(entry.tensor.grad) then
+    if entry.tensor.grad_failed or entry.tensor.grad and not all_finite(entry.tensor.grad) then
       return "gradient of " .. entry.name
     end
   end
@@ -331,8 +331,7 @@ function Run:watch(name, tensor)
   end
 end
 
---- Stops the run at a loss or grad_norm that is NaN or infinite. Between backward and the
---- optimiser's step, which forgets the gradients, it finds more than log does after it.
+--- Stops the run at a loss or grad_norm that is NaN or infinite, and names the tensor to blame.
 ---@param values { loss?: number, grad_norm?: number }
 function Run:check(values)
   for _, name in ipairs({ "loss", "grad_norm" }) do

@@ -1,0 +1,183 @@
+-- How often a training step waits for its device. A read of what an op made is such a wait, and
+-- counts as one on the CPU too.
+require("spec.helper")
+local config = require("liger.train.config")
+local fn = require("liger.fn")
+local lib = require("liger.ffi")
+local liger = require("liger")
+local memory = require("liger.memory")
+local ops = require("liger.ops")
+local Tensor = require("liger.tensor")
+
+local function syncs()
+  return memory.stats().syncs
+end
+
+-- What fn adds to the count.
+local function waits(run, ...)
+  local before = syncs()
+  run(...)
+  return syncs() - before
+end
+
+describe("a wait for the device", function()
+  local x
+
+  before_each(function()
+    x = fn.ones(3) + 1
+  end)
+
+  it("is a read of what an op made", function()
+    for _, name in ipairs({ "read", "to_table" }) do
+      assert.equal(1, waits(x[name], x), name)
+    end
+    assert.equal(1, waits(function() return fn.sum(x):item() end))
+    assert.equal(1, waits(tostring, x))
+    assert.equal(1, waits(Tensor.read_all, { x, x, x }))
+    assert.equal(0, waits(function() return fn.sum(x * x) end))
+  end)
+
+  it("is none where the host knows the values", function()
+    local t = Tensor.stage({ 2 }, "f32")
+    t:data()[0], t:data()[1] = 1, 2
+    assert.equal(0, waits(t.read, t))
+    assert.equal(0, waits(t.to_table, Tensor.from_table({ 1, 2 })))
+    fn.sum(t)
+    assert.equal(0, waits(t.read, t))
+    t:fill_(3)
+    assert.equal(1, waits(t.read, t))
+    -- Nor do others know what a view's own storage holds.
+    local u = Tensor.from_table({ 1, 2 })
+    assert.equal(1, waits(u.to_table, u:narrow(1, 1, 1)))
+  end)
+end)
+
+describe("values read together", function()
+  it("stand end to end", function()
+    local a, b = fn.full(1, 2, 2), Tensor.from_table({ 2, 3 })
+    local data = Tensor.read_all({ a, b, a })
+    for i, value in ipairs({ 1, 1, 1, 1, 2, 3, 1, 1, 1, 1 }) do
+      assert.equal(value, data[i - 1])
+    end
+    assert.equal(3, Tensor.read_all({ b })[1])
+  end)
+end)
+
+describe("a recipe's step", function()
+  local root, count
+
+  setup(function()
+    root, count = os.tmpname(), 0
+    os.remove(root)
+    assert(os.execute(("mkdir %q"):format(root)))
+  end)
+
+  teardown(function()
+    os.execute(("rm -r %q"):format(root))
+  end)
+
+  -- On a GPU a head counts the rows that take part, and waits for their number.
+  local HEADS = { "linear_logprob", "linear_logprob_backward", "linear_cross_entropy" }
+
+  -- Adds to `outside` what the heads wait for; a function that ends it.
+  local function leave_heads_out(add)
+    local raw = {}
+    for _, name in ipairs(lib.on_cpu and {} or HEADS) do
+      raw[name] = ops.raw[name]
+      ops.raw[name] = function(...)
+        add(waits(raw[name], ...))
+      end
+    end
+    return function()
+      for name, call in pairs(raw) do
+        ops.raw[name] = call
+      end
+    end
+  end
+
+  -- The waits of each step of a phase, without those of the heads and of `rollouts:complete`.
+  local function waits_of(recipe, phase, ...)
+    count = count + 1
+    local steps, outside, last = {}, 0, nil
+    local restore = leave_heads_out(function(n) outside = outside + n end)
+    local new_run, new_rollouts = liger.run, liger.rollouts
+    liger.run = function(...)
+      local run = new_run(...)
+      local log = run.log
+      function run.print() end
+      function run.log(self, ...)
+        log(self, ...)
+        if self.phase_name == phase and last then
+          steps[#steps + 1] = syncs() - last - outside
+        end
+        last, outside = syncs(), 0
+      end
+      return run
+    end
+    liger.rollouts = function(...)
+      local rollouts = new_rollouts(...)
+      local complete = rollouts.complete
+      function rollouts.complete(...)
+        local before = syncs()
+        local results = { complete(...) }
+        outside = outside + syncs() - before
+        return unpack(results)
+      end
+      return rollouts
+    end
+    config.set_command({
+      recipe = recipe, text = "",
+      args = { "--quiet", "--out", root .. "/" .. count, "--eval-rows", "4", ... },
+    })
+    local ok, problem = pcall(loadfile(("recipes/%s.lua"):format(recipe)))
+    config.set_command(nil)
+    liger.run, liger.rollouts = new_run, new_rollouts
+    restore()
+    memory.reset()
+    assert(ok, type(problem) == "table" and problem.message or problem)
+    return steps
+  end
+
+  local function write(name, text)
+    local file = assert(io.open(root .. "/" .. name, "w"))
+    file:write(text)
+    file:close()
+    return root .. "/" .. name
+  end
+
+  local function grpo(...)
+    local args = {
+      "--prompts-per-step", "4", "--num-generations", "4", "--sft-until", "0", "--max-steps", "4",
+      "--reward", write("short.lua", "return function(_, _, s) return #s.completion end"),
+    }
+    for _, word in ipairs({ ... }) do
+      args[#args + 1] = word
+    end
+    local steps = waits_of("grpo", "grpo", unpack(args))
+    assert.equal(4, #steps)
+    table.remove(steps, 1) -- the evaluation before it counts there
+    return steps
+  end
+
+  it("of SFT waits for the norm of its gradients and for its metrics, however it is cut", function()
+    for _, tokens in ipairs({ "0", "60" }) do
+      assert.same({ 2, 2, 2 }, waits_of("sft", "sft", "--max-steps", "4", "--batch-size", "16",
+        "--micro-tokens", tokens))
+    end
+  end)
+
+  it("of GRPO waits for the same two", function()
+    for _, tokens in ipairs({ "0", "60" }) do
+      assert.same({ 2, 2, 2 }, grpo("--micro-tokens", tokens))
+    end
+    assert.same({ 2, 2, 2 }, grpo("--loss-type", "cispo", "--entropy-coef", "0.1"))
+    -- The threshold of entropies is one more, the norm one an iteration.
+    assert.same({ 3, 3, 3 }, grpo("--top-entropy-quantile", "0.5"))
+    assert.same({ 3, 3, 3 }, grpo("--num-iterations", "2"))
+  end)
+
+  it("of GRPO waits no more with a loss of one's own", function()
+    assert.same({ 2, 2, 2 }, grpo("--loss",
+      write("own.lua", "return function(batch, logp) return -(logp * batch.advantage) end")))
+  end)
+end)
