@@ -5,6 +5,19 @@ local fn = require("liger.fn")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
 
+-- Log-probabilities and entropies of the targets, from logits or hidden states, and the leaves.
+local function policy(case, target)
+  local temperature, logits = case.options.temperature, golden.leaf(case, "logits")
+  if logits then
+    local logp, entropy = fn.logprob(logits, target, { temperature = temperature })
+    return logp, entropy, { logits = logits }
+  end
+  local x, w, leaves = golden.head(case)
+  local logp, entropy = fn.linear_logprob(x, w, target,
+    { temperature = temperature, bias = leaves.bias })
+  return logp, entropy, leaves
+end
+
 local function run(case)
   local grpo = require("liger.loss.grpo")
   local o = {}
@@ -21,10 +34,8 @@ local function run(case)
   if case.get("in.sampler_logp") then
     return false, "sampler"
   end
-  local x, w, leaves = golden.head(case)
   local target = case.get("in.target", "i32")
-  local logp, entropy = fn.linear_logprob(x, w, target,
-    { temperature = case.options.temperature, bias = leaves.bias })
+  local logp, entropy, leaves = policy(case, target)
   local rows, sequence, start = golden.completions(case, target)
   local advantages, per_row = helper.values(case.get("in.advantages")), {}
   for k, s in ipairs(sequence) do
