@@ -111,6 +111,15 @@ __device__ __forceinline__ void head_load_step(const float *z, int64_t v, int64_
     }
 }
 
+/* Zeros in what of v to v + 3 lies past the row's end. */
+template <class T>
+__device__ __forceinline__ void head_cut(vec<T, 4> &x, int64_t v, int64_t end) {
+    if (v + 4 <= end) return;
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        if (v + e >= end) x[e] = from_float<T>(0);
+}
+
 template <class T>
 __device__ __forceinline__ void head_store(T *z, int64_t v, int64_t end, bool vector, vec<T, 4> x) {
     if (vector && v + 4 <= end) {
@@ -352,6 +361,7 @@ struct lm_head {
     int64_t N, C, V, chunk; /* chunk: the most rows of one */
     int64_t logits_ld, dlogits_ld;
     int32_t *row, *from, *count; /* of head_index, on the device */
+    float *number;               /* one, the op's own */
     float *bias;                 /* [V], or NULL */
     void *packed;                /* [chunk, C]: gathered rows */
     float *logits;               /* [chunk, logits_ld] */
@@ -398,6 +408,7 @@ static inline lg_status head_reserve(lm_head &head, bool logits, bool dlogits) {
     head.row = (int32_t *)at;
     head.from = (int32_t *)(at += index);
     head.count = (int32_t *)(at += index);
+    head.number = (float *)(at + 128);
     head.bias = (float *)(at += 256);
     head.packed = at += bias;
     head.logits = logits ? (float *)(at + packed) : NULL;

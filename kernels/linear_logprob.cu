@@ -6,7 +6,8 @@
  *
  * linear_logprob_bwd_dlogits: with t = z - lse and p = e^t, a block owns 4,096 logits of an
  * active row, reads them once and writes dlogits = (dlogp [v = target] - p (dlogp + dentropy (t
- * + entropy))) dz / dlogits in x's dtype.
+ * + entropy))) dz / dlogits in x's dtype, and zeros in the row's padding, which the products may
+ * read.
  */
 #include "head.cuh"
 #include "op/linear_logprob.h"
@@ -63,7 +64,8 @@ static __global__ void __launch_bounds__(HEAD_THREADS)
             if (v + e == t_n) dz += d;
             out[e] = from_float<T>(dz * finish.slope(ze));
         }
-        if (v < V) head_store(dlogits + i * ld, v, V, true, out);
+        head_cut(out, v, V);
+        if (v < ld) head_store(dlogits + i * ld, v, ld, true, out);
     }
 }
 

@@ -10,15 +10,6 @@ local Tensor = require("liger.tensor")
 
 local M = {}
 
-function M.eye(size, dtype)
-  local w = fn.zeros(size, size, dtype)
-  local data = w:data()
-  for i = 0, size - 1 do
-    data[i * size + i] = 1
-  end
-  return w
-end
-
 -- sum(up * out) over the outputs that have an `up`.
 function M.backward(case, outputs)
   local total
@@ -52,30 +43,21 @@ function M.rows_in_order(n)
   return Tensor.from_table(list, "i32")
 end
 
--- ---- heads; a case on logits is one whose head is the identity ----
+-- ---- heads ----
 
+-- Hidden states, weight, and these and the bias, if any, by name.
 function M.head(case)
-  local leaves, x, w
-  if case.get("in.logits") then
-    leaves = { logits = M.leaf(case, "logits") }
-    x, w = leaves.logits, M.eye(leaves.logits:size(2), case.dtype)
-  else
-    leaves = { hidden = M.leaf(case, "hidden"), weight = M.leaf(case, "weight"),
-      bias = M.leaf(case, "bias") }
-    x, w = leaves.hidden, leaves.weight
-  end
-  return x, w, leaves
+  local leaves = { hidden = M.leaf(case, "hidden"), weight = M.leaf(case, "weight"),
+    bias = M.leaf(case, "bias") }
+  return leaves.hidden, leaves.weight, leaves
 end
 
 -- Targets as i32, -100 where a mask is 0.
-function M.targets(case, name, count)
-  local given, mask = case.get("in." .. name, "i32"), case.get("in.mask", "i32")
-  local target = given or Tensor.empty({ count }, "i32"):fill_(0)
-  if mask then
-    for i = 0, count - 1 do
-      if mask:data()[i] == 0 then
-        target:data()[i] = -100
-      end
+function M.targets(case, name)
+  local target, mask = case.get("in." .. name, "i32"), case.get("in.mask", "i32")
+  for i = 0, mask and mask:numel() - 1 or -1 do
+    if mask:data()[i] == 0 then
+      target:data()[i] = -100
     end
   end
   return target

@@ -6,9 +6,9 @@ local Tensor = require("liger.tensor")
 -- A module may require its own level and those below.
 local LEVEL = {
   device = 0, ffi = 0, file = 0, schema = 0, sys = 0,
-  memory = 1, tensor = 1,
+  memory = 1, options = 1, tensor = 1,
   autograd = 2, gradient = 2, graph = 2, ops = 2,
-  fn = 3,
+  fn = 3, logits = 3,
   model = 4, nn = 4, optim = 4,
   loss = 5, data = 5, rollout = 5, train = 5, cli = 5, liger = 5,
 }

@@ -299,15 +299,62 @@ lg_status lg_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp,
                                      int64_t ignore, lg_tensor *z, lg_tensor *dx, lg_tensor *dw,
                                      lg_tensor *db);
 
-/* Cross entropy of softmax(z) with its gradient made in the same pass: loss[n] = lse[n] - z[n,target[n]], 0 where ignored;
- * grad_x, grad_w and grad_b are the gradients of scale * sum of loss. predicted[n] is the smallest index of the largest z, -1 where
- * ignored.
- *: x[N,C] w[V,C] b?[V] target[N]:i32 -> loss[N]:acc entropy?[N]:acc predicted?[N]:i32 grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
+/* Cross entropy of softmax(z), z as in linear_logits at temperature 1, with its gradient made in the same pass. With s =
+ * label_smoothing, c = class_weight (1 without), t = target[n] and f = p[n,t], a constant, with token_scaling, else 1:
+ *   loss[n] = f ((1 - s) c[t] (lse[n] - z[n,t]) + s / V sum_v c[v] (lse[n] - z[n,v])),  square[n] = f lse[n]^2;
+ * grad_x, grad_w and grad_b are the gradients of scale * sum of loss + z_scale * sum of square. predicted[n] is the smallest index of
+ * the largest z. Rows whose target is `ignore` get 0, and -1 in predicted. A target outside [0, V) is an error.
+ *: x[N,C] w[V,C] b?[V] target[N]:i32 class_weight?[V]:acc -> loss[N]:acc square?[N]:acc entropy?[N]:acc predicted?[N]:i32 grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
 lg_status lg_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
-                                  const lg_tensor *b, const lg_tensor *target, double scale,
-                                  double softcap, int64_t ignore, lg_tensor *loss,
+                                  const lg_tensor *b, const lg_tensor *target,
+                                  const lg_tensor *class_weight, double scale, double z_scale,
+                                  double label_smoothing, bool token_scaling, double softcap,
+                                  int64_t ignore, lg_tensor *loss, lg_tensor *square,
                                   lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
                                   lg_tensor *grad_w, lg_tensor *grad_b);
+
+/* Log-probabilities of K chosen tokens a row under softmax(z), z = logits / temperature, in one read of the row:
+ *   lse[n] = log sum_v exp z[n,v],  logp[n,k] = z[n,target[n,k]] - lse[n],  entropy[n] = lse[n] - sum_v p[n,v] z[n,v].
+ * Where a target is `ignore` logp is 0; a row with targets that are all `ignore` is not read and gets 0 in all outputs. K = 0 asks for
+ * entropies alone. A target outside [0, V) is an error.
+ *: ~logits[*,V] target[*,K]:i32 -> logp[*,K]:acc entropy[*]:acc lse[*]:acc */
+lg_status lg_logprob(lg_context *ctx, const lg_tensor *logits, const lg_tensor *target,
+                     double temperature, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
+                     lg_tensor *lse);
+/* dz[n,v] = sum_k dlogp[n,k] ([v = target[n,k]] - p[n,v]) - dentropy[n] p[n,v] (z[n,v] - lse[n] + entropy[n]), over the targets that
+ * are not `ignore`; dlogits = dz / temperature. A row whose dlogp and dentropy are all exactly 0 is not read: its gradient is 0.
+ *: dlogp[*,K]:acc dentropy?[*]:acc ~logits[*,V] target[*,K]:i32 entropy[*]:acc lse[*]:acc -> ~dlogits[*,V] */
+lg_status lg_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, const lg_tensor *dentropy,
+                              const lg_tensor *logits, const lg_tensor *target,
+                              const lg_tensor *entropy, const lg_tensor *lse, double temperature,
+                              int64_t ignore, lg_tensor *dlogits);
+
+/* Cross entropy of softmax(z), z = softcap tanh(logits / softcap), the logits themselves when softcap is 0. With s = label_smoothing,
+ * c = class_weight (1 without) and t = target[n]:
+ *   lse[n] = log sum_v exp z[n,v],  loss[n] = (1 - s) c[t] (lse[n] - z[n,t]) + s / V sum_v c[v] (lse[n] - z[n,v]),
+ * weight[n] = c[t], and predicted[n] is the smallest index of the largest z. A row whose target is `ignore` is not read: it gets 0, and
+ * -1 in predicted. A target outside [0, V) is an error.
+ *: ~logits[*,V] target[*]:i32 class_weight?[V]:acc -> loss[*]:acc lse[*]:acc weight[*]:acc predicted[*]:i32 */
+lg_status lg_cross_entropy(lg_context *ctx, const lg_tensor *logits, const lg_tensor *target,
+                           const lg_tensor *class_weight, double label_smoothing, double softcap,
+                           int64_t ignore, lg_tensor *loss, lg_tensor *lse, lg_tensor *weight,
+                           lg_tensor *predicted);
+/* dz[n,v] = dloss[n] (p[n,v] ((1 - s) c[t] + s / V sum of c) - (1 - s) c[t] [v = t] - s / V c[v]) + dlse[n] p[n,v], then through the
+ * cap. A row that is ignored or whose dloss and dlse are exactly 0 is not read: its gradient is 0.
+ *: dloss[*]:acc dlse?[*]:acc ~logits[*,V] target[*]:i32 class_weight?[V]:acc lse[*]:acc -> ~dlogits[*,V] */
+lg_status lg_cross_entropy_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *dlse,
+                                    const lg_tensor *logits, const lg_tensor *target,
+                                    const lg_tensor *class_weight, const lg_tensor *lse,
+                                    double label_smoothing, double softcap, int64_t ignore,
+                                    lg_tensor *dlogits);
+
+/* y = softmax(x) over the last dimension.
+ *: ~x[*,V] -> y[*,V] */
+lg_status lg_softmax(lg_context *ctx, const lg_tensor *x, lg_tensor *y);
+/* dx = y (dy - sum_v dy y).
+ *: dy[*,V] y[*,V] -> ~dx[*,V] */
+lg_status lg_softmax_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y,
+                              lg_tensor *dx);
 
 /* Draws one id a row from softmax(z) and gives its log-probability under the whole softmax(z), by linear_logprob's reduction.
  * Candidates: the top_k largest (0: all), then the shortest prefix by falling probability that reaches top_p (renormalised over

@@ -3,8 +3,10 @@
 local autograd = require("liger.autograd")
 local gradient = require("liger.gradient")
 local lib = require("liger.ffi")
+local logits = require("liger.logits")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
+local with_defaults = require("liger.options")
 
 local M = {}
 local methods = Tensor.methods
@@ -245,6 +247,13 @@ function M.masked_mean(x, mask, extra)
   return ops.affine(M.masked_sum(x, mask), 1 / math.max(count, 1), 0)
 end
 
+M.logprob, M.entropy, M.cross_entropy = logits.logprob, logits.entropy, logits.cross_entropy
+
+--- Softmax over the last dimension.
+---@param x liger.Tensor  [*,V]
+---@return liger.Tensor   [*,V]
+M.softmax = ops.softmax
+
 --- Sum over each packed sequence.
 ---@param x liger.Tensor           [N]
 ---@param cu_seqlens liger.Tensor  [S+1] i32
@@ -325,23 +334,15 @@ local LOGPROB_DEFAULTS = {
   -- bytes of logits that may be kept for the backward; above it they are recomputed
   logits_budget = 2 ^ 29,
 }
-local CROSS_ENTROPY_DEFAULTS = { bias = false, softcap = 0, ignore = -100, scale = false }
+local CROSS_ENTROPY_DEFAULTS = {
+  bias = false, softcap = 0, ignore = -100,
+  scale = false, -- of every row; default: a mean
+  class_weight = false, -- [V], or none
+  label_smoothing = 0,
+  z_loss = 0, -- times lse^2
+  token_scaling = false, -- rows count by the probability of their target, a constant
+}
 local SAMPLE_DEFAULTS = { seed = 0, top_k = 0, top_p = 1, min_p = 0, greedy = false }
-
--- The defaults, overridden; false becomes nil.
-local function with_defaults(op, defaults, options)
-  local o = {}
-  for key, value in pairs(defaults) do
-    o[key] = value or nil
-  end
-  for key, value in pairs(options or {}) do
-    if defaults[key] == nil then
-      lib.raise(("%s: unknown option %s"):format(op, tostring(key)))
-    end
-    o[key] = value or nil
-  end
-  return o
-end
 
 local function edge_of(x)
   return autograd.state.recording and x and x.edge or false
@@ -414,25 +415,38 @@ local function linear_cross_entropy_backward(node)
   end
 end
 
+-- What a mean over the kept rows divides by: the sum of their class weights, and their number.
+local function divisors(target, o)
+  local kept, sum, ids = 0, 0, target:read()
+  local weight = o.class_weight and o.class_weight:read()
+  for i = 0, target:numel() - 1 do
+    if ids[i] ~= o.ignore then
+      kept = kept + 1
+      sum = sum + (weight and weight[ids[i]] or 1)
+    end
+  end
+  return sum ~= 0 and sum or 1, math.max(kept, 1)
+end
+
 --- scale * sum of the cross entropy of each target. The gradients are made here, in the forward:
 --- the weight's go straight into its `.grad`, and the backward accepts no other factor than 1.
+--- Without a scale: the mean, which divides by the class weights of the kept rows (their number
+--- without weights), and the z-loss by their number.
 ---@param x liger.Tensor       [N,C] hidden states
 ---@param w liger.Tensor       [V,C]
 ---@param target liger.Tensor  [N] i32; -100: no target
----@param options? table       scale (default 1 / number of targets), bias, softcap, ignore
+---@param options? table       scale, class_weight ([V]), label_smoothing, z_loss (times lse^2),
+---   token_scaling (dft: times the probability of the target), bias, softcap, ignore
 ---@return liger.Tensor loss   []
----@return { loss: liger.Tensor, entropy: liger.Tensor, predicted: liger.Tensor } rows  [N] each
+---@return { loss: liger.Tensor, entropy: liger.Tensor, predicted: liger.Tensor,
+---   z_loss?: liger.Tensor } rows  [N] each; the z-loss is in the loss
 function M.linear_cross_entropy(x, w, target, options)
   local o = with_defaults("linear_cross_entropy", CROSS_ENTROPY_DEFAULTS, options)
   local N, acc = x.shape[1] or 0, acc_dtype(x)
-  if not o.scale then
-    local kept, ids = 0, target:read()
-    for i = 0, target:numel() - 1 do
-      if ids[i] ~= o.ignore then
-        kept = kept + 1
-      end
-    end
-    o.scale = 1 / math.max(kept, 1)
+  local scale, z_scale = o.scale, o.scale
+  if not scale then
+    local sum, kept = divisors(target, o)
+    scale, z_scale = 1 / sum, 1 / kept
   end
   local edges = { edge_of(x), edge_of(w), edge_of(o.bias) }
   local rows = {
@@ -440,8 +454,8 @@ function M.linear_cross_entropy(x, w, target, options)
     entropy = Tensor.empty({ N }, acc),
     predicted = Tensor.empty({ N }, "i32"),
   }
+  local square = o.z_loss ~= 0 and Tensor.empty({ N }, acc) or nil
   local grad_x = edges[1] and Tensor.empty(x.shape, x.dtype) or nil
-  local grad_w, grad_b
   for i = 2, 3 do
     if edges[i] and not edges[i].leaf then
       lib.raise(
@@ -449,13 +463,20 @@ function M.linear_cross_entropy(x, w, target, options)
       )
     end
   end
-  grad_w, grad_b = gradient.sum_dest(edges[2]), gradient.sum_dest(edges[3])
+  local grad_w, grad_b = gradient.sum_dest(edges[2]), gradient.sum_dest(edges[3])
   ops.raw.linear_cross_entropy(
-    x, w, o.bias, target, o.scale, o.softcap, o.ignore, rows.loss, rows.entropy, rows.predicted,
+    x, w, o.bias, target, o.class_weight, scale, z_scale * o.z_loss, o.label_smoothing,
+    o.token_scaling or false, o.softcap, o.ignore, rows.loss, square, rows.entropy, rows.predicted,
     grad_x, grad_w, grad_b
   )
   local loss = autograd.no_grad(function()
-    return ops.affine(ops.sum(rows.loss), o.scale, 0)
+    local all = ops.affine(ops.sum(rows.loss), scale, 0)
+    if square then
+      rows.z_loss = ops.affine(square, o.z_loss, 0)
+      rows.loss = ops.add(rows.loss, rows.z_loss)
+      all = ops.add(all, ops.affine(ops.sum(square), z_scale * o.z_loss, 0))
+    end
+    return all
   end)
   if edges[1] or edges[2] or edges[3] then
     local node = autograd.new_node(linear_cross_entropy_backward, edges)

@@ -15,6 +15,10 @@ return {
     { N = 7, C = 19, V = 37, ignored = true }, -- no size is a multiple of a vector
     { N = 40, C = 24, V = 1030, softcap = 3, ignored = true }, -- enough for two threads
     { N = 2100, C = 8, V = 19 }, -- more than a chunk of rows
+    { N = 9, C = 8, V = 33, smoothing = 0.2, z_scale = 0.01, ignored = true },
+    -- Every option, and a vocabulary of several blocks.
+    { N = 6, C = 8, V = 20001, smoothing = 0.1, z_scale = 0.02, softcap = 5, weighted = true,
+      token_scaling = true },
   },
   device_shapes = {
     { N = 3, C = 40, V = 151936 }, -- vocabularies of real models: eight blocks a row
@@ -28,7 +32,11 @@ return {
       w = r.normal(s.V, s.C),
       b = r.normal(s.V),
       target = r.list(targets(s), "i32"),
+      class_weight = s.weighted and r.uniform(0.5, 2, s.V) or nil,
       scale = 0.25,
+      z_scale = s.z_scale or 0,
+      label_smoothing = s.smoothing or 0,
+      token_scaling = s.token_scaling or false,
       softcap = s.softcap or 0,
       ignore = -100,
     }

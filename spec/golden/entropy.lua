@@ -1,1 +1,1 @@
-return { compared = 4, run = require("spec.golden.linear_logprob").run }
+return { compared = 4, run = require("spec.golden.logprob").run }

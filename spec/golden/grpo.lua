@@ -57,6 +57,19 @@ local function column(lists, dtype)
   return Tensor.from_table(list, dtype)
 end
 
+-- Log-probabilities and entropies of the targets, from logits or hidden states, and the leaves.
+local function policy(case, target)
+  local temperature, logits = case.options.temperature, golden.leaf(case, "logits")
+  if logits then
+    local logp, entropy = fn.logprob(logits, target, { temperature = temperature })
+    return logp, entropy, { logits = logits }
+  end
+  local x, w, leaves = golden.head(case)
+  local logp, entropy = fn.linear_logprob(x, w, target,
+    { temperature = temperature, bias = leaves.bias })
+  return logp, entropy, leaves
+end
+
 local function run(case)
   local o = {}
   for key, value in pairs(case.options) do
@@ -65,10 +78,8 @@ local function run(case)
     end
   end
   local options = grpo.options(o)
-  local x, w, leaves = golden.head(case)
   local target = case.get("in.target", "i32")
-  local logp, entropy = fn.linear_logprob(x, w, target,
-    { temperature = case.options.temperature, bias = leaves.bias })
+  local logp, entropy, leaves = policy(case, target)
   local rows, sequence, start = golden.completions(case, target)
   local advantages, per_row = helper.values(case.get("in.advantages")), {}
   for k, s in ipairs(sequence) do

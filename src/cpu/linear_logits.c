@@ -34,6 +34,13 @@ static void finish_row_f64(const lm_head *head, double *z, int64_t V) {
     }
 }
 
+void head_finish(const lm_head *head, void *z, int64_t V) {
+    if (head->x->dtype == LG_F64)
+        finish_row_f64(head, z, V);
+    else
+        finish_row_f32(head, z, V);
+}
+
 int64_t head_chunk_rows(const lm_head *head) {
     const int64_t row_bytes = head->w->shape[0] * lg_dtype_bytes(logits_dtype(head));
     int64_t rows = row_bytes ? CHUNK_BYTES / row_bytes : CHUNK_ROWS;
@@ -80,12 +87,7 @@ lg_status head_logits(lg_context *ctx, const lm_head *head, const void *x, int64
     if (head->softcap == 0 && head->temperature == 1) return LG_OK;
     const int threads = op_threads(ctx, n * V, ROW_GRAIN);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t i = 0; i < n; i++) {
-        if (dtype == LG_F64)
-            finish_row_f64(head, (double *)z + i * V, V);
-        else
-            finish_row_f32(head, (float *)z + i * V, V);
-    }
+    for (int64_t i = 0; i < n; i++) head_finish(head, logits_at(z, i * V, dtype), V);
     return LG_OK;
 }
 

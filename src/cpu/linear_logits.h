@@ -15,6 +15,8 @@ static inline lg_dtype logits_dtype(const lm_head *head) {
     return head->x->dtype == LG_F64 ? LG_F64 : LG_F32;
 }
 
+/* z = softcap tanh(z / softcap) / temperature of a row of logits, fp32 or, of f64, double. */
+void head_finish(const lm_head *head, void *z, int64_t V);
 /* Rows a chunk: 2048, fewer where their logits would take more than 64 MiB. */
 int64_t head_chunk_rows(const lm_head *head);
 /* The rows row[0..n) of x, n > 0: x itself where they are consecutive, else copies in `packed`

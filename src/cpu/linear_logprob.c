@@ -1,13 +1,7 @@
 /* Log-probabilities of target tokens, and their gradient. Rows that take no part leave before
  * the products; those that do are worked on in chunks, so that no more than a chunk of logits is
  * held, unless the caller asks for them. */
-#include "linear_logits.h"
-#include "logsoftmax.h"
-
-static lg_status check_temperature(lg_context *ctx, const char *op, double temperature) {
-    if (temperature > 0) return LG_OK;
-    return lg_fail(ctx, LG_EINVAL, "%s: temperature is %g, wanted above 0", op, temperature);
-}
+#include "logits.h"
 
 lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                              const lg_tensor *b, const lg_tensor *target, double temperature,
@@ -38,15 +32,10 @@ lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tenso
         for (int64_t i = 0; i < n; i++) {
             const int64_t r = row[i0 + i];
             const int32_t t = ((const int32_t *)target->data)[r];
-            double h, l, z_t;
-            if (dtype == LG_F64) {
-                l = row_logsumexp_f64((const double *)rows + i * V, V, entropy ? &h : NULL);
-                z_t = ((const double *)rows)[i * V + t];
-            } else {
-                l = row_logsumexp_f32((const float *)rows + i * V, V, entropy ? &h : NULL);
-                z_t = ((const float *)rows)[i * V + t];
-            }
-            store(logp, r, z_t - l);
+            const logits_row z_row = {logits_at(rows, i * V, dtype), V, dtype};
+            double h;
+            const double l = row_logsumexp(z_row, entropy ? &h : NULL);
+            store(logp, r, row_at(z_row, t) - l);
             store(lse, r, l);
             if (entropy) store(entropy, r, h);
         }
@@ -54,43 +43,15 @@ lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tenso
     return LG_OK;
 }
 
-/* The gradient's numbers of one row. */
-typedef struct row_gradient {
-    int32_t target;
-    double dlogp, dentropy, lse, entropy;
-} row_gradient;
-
-/* dz of the target through the head's slope. */
-static double target_gradient(const lm_head *head, const row_gradient *g, double z) {
-    const double t = z - g->lse < -800 ? -800 : z - g->lse;
-    const double dz = g->dlogp - exp(t) * (g->dlogp + g->dentropy * (t + g->entropy));
-    return dz * head_slope(head, z);
-}
-
-/* The gradient of the logits in place of z; -inf logits have probability 0 and get 0. */
-static void row_backward_f32(const lm_head *head, const row_gradient *g, int64_t V, float *z) {
-    const float lse = (float)g->lse, dlogp = (float)g->dlogp, dh = (float)g->dentropy,
-                entropy = (float)g->entropy;
-    const double z_target = z[g->target];
-    for (int64_t v = 0; v < V; v += VEC_LANES) {
-        const f32x16 zv = load16_at(z, v, V, -INFINITY), t = max16(splat16(-200.0f), zv - lse);
-        const f32x16 dz =
-            -exp16_negative(t) * (dlogp + dh * (t + entropy)) * head_slope16(head, zv);
-        if (v + VEC_LANES <= V)
-            store16(z + v, dz);
-        else
-            store16_part(z + v, V - v, dz);
-    }
-    z[g->target] = (float)target_gradient(head, g, z_target);
-}
-
-static void row_backward_f64(const lm_head *head, const row_gradient *g, int64_t V, double *z) {
-    const double z_target = z[g->target];
-    for (int64_t v = 0; v < V; v++) {
-        const double t = z[v] - g->lse < -800 ? -800 : z[v] - g->lse;
-        z[v] = -exp(t) * (g->dlogp + g->dentropy * (t + g->entropy)) * head_slope(head, z[v]);
-    }
-    z[g->target] = target_gradient(head, g, z_target);
+/* The gradient of the logits in place of row z. */
+static void backward_row(const lm_head *head, const row_gradient *g, logits_row z, int32_t target,
+                         void *dz) {
+    const double d = target_logprob_backward(head, g, row_at(z, target), g->dlogp);
+    row_logprob_backward(head, g, z, dz);
+    if (z.dtype == LG_F64)
+        ((double *)dz)[target] = d;
+    else
+        ((float *)dz)[target] = (float)d;
 }
 
 /* Moves row from[i] of z to row i, from[i] >= i ascending; threads own columns, so the order of
@@ -154,16 +115,14 @@ lg_status cpu_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp,
         for (int64_t i = 0; i < n; i++) {
             const int64_t r = row[i0 + i];
             const row_gradient g = {
-                .target = ((const int32_t *)target->data)[r],
                 .dlogp = load(dlogp, r),
                 .dentropy = dentropy ? load(dentropy, r) : 0,
                 .lse = load(lse, r),
                 .entropy = dentropy ? load(entropy, r) : 0,
             };
-            if (dtype == LG_F64)
-                row_backward_f64(&head, &g, V, (double *)rows + i * V);
-            else
-                row_backward_f32(&head, &g, V, (float *)rows + i * V);
+            void *z_row = logits_at(rows, i * V, dtype);
+            backward_row(&head, &g, (logits_row){z_row, V, dtype},
+                         ((const int32_t *)target->data)[r], z_row);
         }
         LG_TRY(head_products(ctx, &head, rows, x_rows, row + i0, n, packed, dx, dw, db));
     }

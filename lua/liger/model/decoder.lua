@@ -209,13 +209,16 @@ end
 
 --- scale * sum of the cross entropy of the batch's targets, its gradients made in the same pass.
 ---@param batch table
----@param scale number  1 / tokens of the whole batch
+---@param scale number    1 / tokens of the whole batch
+---@param options? table  of fn.linear_cross_entropy: label_smoothing, z_loss, token_scaling, ...
 ---@return liger.Tensor loss  []
 ---@return table rows         loss, entropy and predicted, [N] each
-function Decoder:cross_entropy(batch, scale)
-  return fn.linear_cross_entropy(
-    self:hidden(batch), self.weights.head, batch.target, { scale = scale }
-  )
+function Decoder:cross_entropy(batch, scale, options)
+  local o = { scale = scale }
+  for key, value in pairs(options or {}) do
+    o[key] = value
+  end
+  return fn.linear_cross_entropy(self:hidden(batch), self.weights.head, batch.target, o)
 end
 
 --- Logits of one sequence of ids (a Lua array) or of a packed batch; they take no gradient.
