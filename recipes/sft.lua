@@ -15,6 +15,8 @@ local config = liger.config({
   max_steps = false, -- steps, whatever the epochs are; default 300 for sums, the epochs' for data
   batch_size = false, -- samples a step; default 128 for sums, 8 for data
   micro_tokens = 16384, -- tokens a forward takes in; 0: no limit
+  loss_type = "nll", -- nll, or dft: tokens count by the probability they have
+  label_smoothing = 0, -- share of the target that all tokens have evenly
   learning_rate = false, -- default 1e-3 for sums, 2e-5 for data
   lr_scheduler_type = "linear", -- constant, linear, cosine or wsd
   warmup_steps = false, -- default 20 for sums, 0 for data
@@ -28,6 +30,7 @@ local config = liger.config({
   batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
   micro_tokens = whole, learning_rate = from_0, warmup_steps = from_0, weight_decay = from_0,
   lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, max_grad_norm = from_0,
+  loss_type = { "nll", "dft" }, label_smoothing = { min = 0, max = 1 },
 })
 liger.fill(config, config.data == "" and {
   max_steps = not config.num_train_epochs and 300, batch_size = 128, learning_rate = 1e-3,
@@ -51,10 +54,14 @@ local rate = liger.optim.schedule(config.lr_scheduler_type, {
   decay_steps = math.floor(0.3 * config.max_steps),
 })
 
+local loss_options = {
+  token_scaling = config.loss_type == "dft", label_smoothing = config.label_smoothing,
+}
+
 -- A micro-batch's sums for the log. `scale` is the weight of a token; nil: no gradients.
 local function learn(samples, scale)
   local batch = liger.pack.completions(samples)
-  local loss, rows = model:cross_entropy(batch, scale or 1)
+  local loss, rows = model:cross_entropy(batch, scale or 1, loss_options)
   if scale then
     loss:backward()
   end

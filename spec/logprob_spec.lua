@@ -321,9 +321,17 @@ end)
 
 describe("linear_cross_entropy", function()
   it("has the gradients of its loss", function()
-    for _, o in ipairs({ {}, { scale = 0.3, softcap = 2 }, { bias = true } }) do
+    local weight = fn.rand(7, "f64")
+    for _, o in ipairs({
+      {}, { scale = 0.3, softcap = 2 }, { bias = true }, { class_weight = weight },
+      { label_smoothing = 0.2 }, { z_loss = 0.1, scale = 0.3 },
+      { label_smoothing = 0.2, class_weight = weight, z_loss = 0.1, softcap = 2, bias = true },
+    }) do
       local x, w, target, b = problem(6, 5, 7, "f64", 4)
-      local options = { scale = o.scale, softcap = o.softcap }
+      local options = {}
+      for key, value in pairs(o) do
+        options[key] = value
+      end
       local leaves = {}
       for i, t in ipairs({ x, w, b }) do
         leaves[i] = helper.to(t, "f64"):requires_grad_()
@@ -337,6 +345,70 @@ describe("linear_cross_entropy", function()
           return autograd.no_grad(fn.linear_cross_entropy, x, w, target, options):item()
         end, t, leaves[i].grad, 1e-6, "input " .. i)
       end
+    end
+  end)
+
+  it("weighs rows by the probability of their target, a constant (dft)", function()
+    local x, w, target = problem(6, 5, 7, "f64", 4)
+    local o = { label_smoothing = 0.2, z_loss = 0.1, scale = 0.3 }
+    local _, plain = fn.linear_cross_entropy(x, w, target, o)
+    local a, b = helper.to(x, "f64"):requires_grad_(), helper.to(w, "f64"):requires_grad_()
+    o.token_scaling = true
+    local loss, rows = fn.linear_cross_entropy(a, b, target, o)
+    loss:backward()
+    local p = ops.exp((fn.linear_logprob(x, w, target)))
+    close(rows.loss, plain.loss * p, 1e-12)
+    close(rows.z_loss, plain.z_loss * p, 1e-12)
+    close(loss, fn.sum(rows.loss) * 0.3, 1e-12)
+    -- Row by row the gradient is that of the plain loss, times p.
+    o.token_scaling = nil
+    for n = 1, 6 do
+      o.scale = 0.3 * p[n]:item()
+      local row = x:narrow(1, n, 1):clone():requires_grad_()
+      fn.linear_cross_entropy(row, w, target:narrow(1, n, 1):clone(), o):backward()
+      close(a.grad:narrow(1, n, 1):clone(), target[n]:item() < 0 and fn.zeros(1, 5) or row.grad,
+        1e-12)
+    end
+    -- A target of probability 0 weighs nothing.
+    local none = Tensor.from_table({ { -math.huge }, { 1 } })
+    local _, got = fn.linear_cross_entropy(fn.ones(1, 1), none, ids({ 0 }),
+      { token_scaling = true })
+    close(got.loss, { 0 }, 0)
+  end)
+
+  it("gives the z-loss, in the loss and by itself (B07)", function()
+    local x = Tensor.from_table({ { 1, 2, 3 } }, "f64"):requires_grad_()
+    local eye = Tensor.from_table({ { 1, 0, 0 }, { 0, 1, 0 }, { 0, 0, 1 } }, "f64")
+    local loss, rows = fn.linear_cross_entropy(x, eye, ids({ 2 }), { z_loss = 0.1 })
+    close(loss, 1.568784, 1e-6)
+    close(rows.loss, { 1.568784 }, 1e-6)
+    close(rows.z_loss, { 1.161178 }, 1e-6)
+    loss:backward()
+    close(x.grad, { { 0.151388, 0.411516, 0.118617 } }, 1e-5)
+    assert.is_nil(select(2, fn.linear_cross_entropy(x:detach(), eye, ids({ 2 }))).z_loss)
+  end)
+
+  it("weighs smoothed classes without looking up an ignored label (B03)", function()
+    local x = Tensor.from_table({ { 1, 2 }, { 3, 0.4 } }):requires_grad_()
+    local loss, rows = fn.linear_cross_entropy(x, Tensor.from_table({ { 1, 0 }, { 0, 1 } }),
+      ids({ -100, 1 }),
+      { label_smoothing = 0.1, class_weight = Tensor.from_table({ 0.2, 0.3 }) })
+    close(loss, 2.540451, 1e-6)
+    close(rows.loss, { 0, 0.762135 }, 1e-6)
+    loss:backward()
+    close(x.grad[1], { 0, 0 }, 0)
+  end)
+
+  it("adds 1,000 gradients of 1 to a bf16 weight's without loss (B18)", function()
+    -- The target has probability 0, so each row adds exactly -1 to its weight's gradient.
+    local w = Tensor.from_table({ { -200 }, { 0 } }, "bf16")
+    for _, calls in ipairs({ { 1000, 1 }, { 1, 1000 } }) do
+      local v = helper.to(w, "bf16"):requires_grad_()
+      for _ = 1, calls[1] do
+        fn.linear_cross_entropy(fn.ones(calls[2], 1, "bf16"), v, fn.zeros(calls[2]):to("i32"),
+          { scale = 1 })
+      end
+      close(v.grad, { { -1000 }, { 1000 } }, 0)
     end
   end)
 
@@ -437,12 +509,35 @@ describe("a row", function()
       helper.normal(2, { V, C }, dtype), target_of(first, count), { softcap = 30 })
   end)
 
-  alone("linear_cross_entropy", function(first, count, dtype)
-    local x = rows_of(1, { N, C }, dtype, first, count):requires_grad_()
-    local w, target = helper.normal(2, { V, C }, dtype), target_of(first, count)
-    local loss, rows = fn.linear_cross_entropy(x, w, target, { scale = 0.01 })
-    loss:backward()
-    return rows.loss, rows.entropy, rows.predicted, helper.to(x.grad, dtype)
+  for what, options in pairs({
+    linear_cross_entropy = { scale = 0.01 },
+    ["linear_cross_entropy with options"] = { scale = 0.01, label_smoothing = 0.1, z_loss = 0.01,
+      token_scaling = true },
+  }) do
+    alone(what, function(first, count, dtype)
+      local x = rows_of(1, { N, C }, dtype, first, count):requires_grad_()
+      local w, target = helper.normal(2, { V, C }, dtype), target_of(first, count)
+      local loss, rows = fn.linear_cross_entropy(x, w, target, options)
+      loss:backward()
+      return rows.loss, rows.entropy, rows.predicted, helper.to(x.grad, dtype)
+    end)
+  end
+
+  for _, name in ipairs({ "logprob", "cross_entropy" }) do
+    alone(name .. " and its gradient", function(first, count, dtype)
+      local x = rows_of(1, { N, V }, dtype, first, count):requires_grad_()
+      local y = fn[name](x, target_of(first, count), name == "cross_entropy"
+        and { reduction = "none", label_smoothing = 0.1, softcap = 2 } or { temperature = 0.7 })
+      y:backward(rows_of(4, { N }, y.dtype, first, count))
+      return y:detach(), helper.to(x.grad, dtype)
+    end)
+  end
+
+  alone("softmax and its gradient", function(first, count, dtype)
+    local x = rows_of(1, { N, V }, dtype, first, count):requires_grad_()
+    local y = fn.softmax(x)
+    y:backward(rows_of(4, { N, V }, dtype, first, count))
+    return y:detach(), helper.to(x.grad, dtype)
   end)
 
   alone("linear_logprob's dx", function(first, count, dtype)

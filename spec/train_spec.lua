@@ -119,6 +119,19 @@ describe("recipes/sft.lua", function()
     }, 1e-5, "loss")
   end)
 
+  it("trains with label smoothing and with dft", function()
+    -- The first step has rate 0. dft's loss is p times nll, and p is small at first.
+    local plain = run("sft", OPTIONS).metrics
+    for _, options in ipairs({ { label_smoothing = 0.1 }, { loss_type = "dft" } }) do
+      local metrics = run("sft", with(OPTIONS, options)).metrics
+      assert.are_not.equal(plain[1].loss, metrics[1].loss)
+      assert.equal(plain[1].entropy, metrics[1].entropy)
+      assert.are_not.equal(plain[5].entropy, metrics[5].entropy)
+      assert.is_true(metrics[5].loss < metrics[1].loss or options.loss_type ~= nil)
+      assert.is_true(metrics[1].loss < plain[1].loss or options.loss_type == nil)
+    end
+  end)
+
   it("gives the same lines for the same seed, on any number of threads", function()
     local first = run("sft", OPTIONS)
     assert.same(first.metrics, run("sft", OPTIONS).metrics)
@@ -394,7 +407,8 @@ describe("a recipe", function()
     local own = {
       sft = {
         max_length = { "0" }, num_train_epochs = { "0" }, batch_size = { "0" },
-        per_device_train_batch_size = { "0" },
+        per_device_train_batch_size = { "0" }, loss_type = { "mse" },
+        label_smoothing = { "-0.1", "1.1" },
       },
       grpo = {
         prompts_per_step = { "0" }, num_generations = { "1" }, max_completion_length = { "0" },
