@@ -30,7 +30,8 @@ local config = liger.config({
   batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
   micro_tokens = whole, learning_rate = from_0, warmup_steps = from_0, weight_decay = from_0,
   lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, max_grad_norm = from_0,
-  loss_type = { "nll", "dft" }, label_smoothing = { min = 0, max = 1 },
+  loss_type = { "nll", "dft" },
+  label_smoothing = { min = 0, max = 1, also = "label_smoothing_factor" },
 })
 liger.fill(config, config.data == "" and {
   max_steps = not config.num_train_epochs and 300, batch_size = 128, learning_rate = 1e-3,

@@ -96,6 +96,9 @@ local LARGE = {
   { "embedding", "bf16", { N = ROWS, V = 30, C = 4100 } },
   { "linear", "bf16", { N = ROWS, C = 8, O = 4104 } },
   { "linear_logits", "f32", { N = ROWS, C = 8, V = 128256 } },
+  { "logprob", "bf16", { N = ROWS, K = 1, V = 50257 } },
+  { "cross_entropy", "bf16", { N = ROWS, V = 50257, smoothing = 0.1 } },
+  { "softmax", "bf16", { N = ROWS, V = 4100 } },
   { "sample", "bf16", { B = ROWS, V = 151936 } },
 }
 

@@ -122,7 +122,7 @@ describe("recipes/sft.lua", function()
   it("trains with label smoothing and with dft", function()
     -- The first step has rate 0. dft's loss is p times nll, and p is small at first.
     local plain = run("sft", OPTIONS).metrics
-    for _, options in ipairs({ { label_smoothing = 0.1 }, { loss_type = "dft" } }) do
+    for _, options in ipairs({ { label_smoothing_factor = 0.1 }, { loss_type = "dft" } }) do
       local metrics = run("sft", with(OPTIONS, options)).metrics
       assert.are_not.equal(plain[1].loss, metrics[1].loss)
       assert.equal(plain[1].entropy, metrics[1].entropy)

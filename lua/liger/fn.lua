@@ -415,14 +415,17 @@ local function linear_cross_entropy_backward(node)
   end
 end
 
--- What a mean over the kept rows divides by: the sum of their class weights, and their number.
+-- What a mean over the kept rows divides by: the sum of their class weights, and their number. The
+-- op refuses a target that is no class.
 local function divisors(target, o)
   local kept, sum, ids = 0, 0, target:read()
   local weight = o.class_weight and o.class_weight:read()
+  local V = weight and o.class_weight:numel()
   for i = 0, target:numel() - 1 do
-    if ids[i] ~= o.ignore then
+    local id = ids[i]
+    if id ~= o.ignore then
       kept = kept + 1
-      sum = sum + (weight and weight[ids[i]] or 1)
+      sum = sum + (not weight and 1 or id >= 0 and id < V and weight[id] or 0)
     end
   end
   return sum ~= 0 and sum or 1, math.max(kept, 1)

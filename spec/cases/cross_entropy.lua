@@ -18,6 +18,10 @@ return {
     { N = 40, V = 1030, weighted = true, ignored = true, grad = false }, -- two threads
     { N = 3, V = 33333, smoothing = 0.1, grad = false }, -- more than a block reads at once
   },
+  device_shapes = {
+    { N = 3, V = 151936 }, -- vocabularies of real models
+    { N = 5, V = 128256, softcap = 3, smoothing = 0.1, weighted = true, ignored = true },
+  },
   bench = { { N = 2560, V = 256 }, { N = 256, V = 49152 } },
   device_bench = { { N = 8192, V = 32000 }, { N = 8192, V = 151936 } },
   inputs = function(r, s)

@@ -23,6 +23,7 @@ return {
   device_shapes = {
     { N = 3, C = 40, V = 151936 }, -- vocabularies of real models: eight blocks a row
     { N = 5, C = 24, V = 128256, softcap = 3, ignored = true },
+    { N = 3, C = 40, V = 151936, smoothing = 0.1, z_scale = 0.01, token_scaling = true },
   },
   bench = { { N = 2560, C = 128, V = 256 }, { N = 1024, C = 576, V = 49152 } },
   device_bench = { { N = 4096, C = 4096, V = 128256 }, { N = 8192, C = 1024, V = 151936 } },

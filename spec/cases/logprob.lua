@@ -23,6 +23,10 @@ return {
     { N = 40, K = 1, V = 1030, temperature = 1.3, ignored = true, grad = false }, -- two threads
     { N = 3, K = 2, V = 33333, grad = false }, -- more than a block reads at once
   },
+  device_shapes = {
+    { N = 3, K = 1, V = 151936 }, -- vocabularies of real models
+    { N = 5, K = 2, V = 128256, temperature = 0.7, ignored = true },
+  },
   bench = { { N = 2560, K = 1, V = 256 }, { N = 256, K = 1, V = 49152 } },
   device_bench = { { N = 2048, K = 1, V = 32000 }, { N = 8192, K = 1, V = 151936 } },
   inputs = function(r, s)

@@ -6,6 +6,7 @@ return {
     { N = 40, V = 1030, grad = false }, -- enough for two threads
     { N = 3, V = 33333, grad = false }, -- more than a block holds
   },
+  device_shapes = { { N = 3, V = 128256 } }, -- read twice
   bench = { { N = 2560, V = 256 }, { N = 256, V = 32768 } },
   device_bench = { { N = 8192, V = 32768 }, { N = 8192, V = 128256 } },
   inputs = function(r, s)
