@@ -48,6 +48,16 @@ local function drawer()
     end
     return z
   end
+  -- Logits whose first `count` classes have probability 0, but for a row's target (or first one).
+  function r.masked(z, count, target)
+    for n = 1, z.shape[1] do
+      local own = type(target[n]) == "table" and target[n][1] or target[n]
+      for v = 0, count - 1 do
+        z:data()[(n - 1) * z.shape[2] + v] = v == own and 0 or -math.huge
+      end
+    end
+    return z
+  end
   function r.list(values, dtype)
     return Tensor.from_table(values, dtype or lib.on_cpu and "f64" or "f32")
   end

@@ -4,7 +4,8 @@
  *   const lg_tensor *x   an input            lg_tensor *y   an output            anything else: an attribute
  *   *: x[*,C] b?[C] -> y[*,C]                the shapes, executed:
  *        upper-case letters bind sizes (N tokens, B batch, C channels, O output channels, H heads, G key/value heads,
- *        D head size, V vocabulary, S sequences, P positions); * binds any leading dimensions; S+1 is one more than S
+ *        D head size, V vocabulary, K tokens of a row, S sequences, P positions); * binds any leading dimensions; S+1 is one more
+ *        than S
  *        b?      may be NULL (every output of a backward may be: a gradient that is not wanted)
  *        ~x      any strides in the leading dimensions; the last one is always dense. Others are dense throughout
  *        dw+     added to, not overwritten

@@ -16,6 +16,7 @@ return {
     { N = 5, V = 33, softcap = 2, smoothing = 0.1 }, -- the cap's tail lanes (B05)
     { N = 6, V = 64, softcap = 3, smoothing = 0.3, weighted = true, ignored = true },
     { N = 40, V = 1030, weighted = true, ignored = true, grad = false }, -- two threads
+    { N = 3, V = 33333, infinite = 32900, grad = false }, -- blocks of -inf (B12)
     { N = 3, V = 33333, smoothing = 0.1, grad = false }, -- more than a block reads at once
   },
   device_shapes = {
@@ -25,9 +26,10 @@ return {
   bench = { { N = 2560, V = 256 }, { N = 256, V = 49152 } },
   device_bench = { { N = 8192, V = 32000 }, { N = 8192, V = 151936 } },
   inputs = function(r, s)
+    local z, target = r.normal(s.N, s.V), targets(s)
     return {
-      logits = r.normal(s.N, s.V),
-      target = r.list(targets(s), "i32"),
+      logits = s.infinite and r.masked(z, s.infinite, target) or z,
+      target = r.list(target, "i32"),
       class_weight = s.weighted and r.uniform(0.5, 2, s.V) or nil,
       label_smoothing = s.smoothing or 0,
       softcap = s.softcap or 0,

@@ -21,6 +21,7 @@ return {
     { N = 7, K = 1, V = 37, temperature = 0.7, ignored = true }, -- no multiples of a vector
     { N = 5, K = 3, V = 33, ignored = true }, -- several targets a row, some equal
     { N = 40, K = 1, V = 1030, temperature = 1.3, ignored = true, grad = false }, -- two threads
+    { N = 3, K = 1, V = 33333, infinite = 32900, grad = false }, -- blocks of -inf (B12)
     { N = 3, K = 2, V = 33333, grad = false }, -- more than a block reads at once
   },
   device_shapes = {
@@ -30,9 +31,10 @@ return {
   bench = { { N = 2560, K = 1, V = 256 }, { N = 256, K = 1, V = 49152 } },
   device_bench = { { N = 2048, K = 1, V = 32000 }, { N = 8192, K = 1, V = 151936 } },
   inputs = function(r, s)
+    local z, target = r.normal(s.N, s.V), targets(s)
     return {
-      logits = r.normal(s.N, s.V),
-      target = s.N * s.K > 0 and r.list(targets(s), "i32") or r.integer(0, 0, s.N, s.K),
+      logits = s.infinite and r.masked(z, s.infinite, target) or z,
+      target = s.N * s.K > 0 and r.list(target, "i32") or r.integer(0, 0, s.N, s.K),
       temperature = s.temperature or 1,
       ignore = -100,
     }
