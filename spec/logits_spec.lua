@@ -321,6 +321,16 @@ describe("the options of losses on logits", function()
           -100, fn.ones(1, 3))
       end, "cross_entropy_backward: label_smoothing is ", ", wanted [0, 1]")
     end
+    for _, z_loss in ipairs({ -1, NAN, "x" }) do
+      raises(function() fn.cross_entropy(z, target, { z_loss = z_loss }) end,
+        "cross_entropy: z_loss is ", ", wanted a number from 0")
+      raises(function() fn.linear_cross_entropy(z, eye(3), target, { z_loss = z_loss }) end,
+        "linear_cross_entropy: z_loss is ", ", wanted a number from 0")
+    end
+    raises(function() fn.linear_cross_entropy(z, eye(3), target, { scale = "x" }) end,
+      "linear_cross_entropy: scale is x, wanted a number")
+    raises(function() fn.linear_cross_entropy(z, eye(3), target, { token_scaling = 1 }) end,
+      "linear_cross_entropy: token_scaling is 1, wanted true or false")
     for _, temperature in ipairs({ 0, -1, NAN }) do
       raises(function() fn.logprob(z, target, { temperature = temperature }) end,
         "logprob: temperature is ", ", wanted above 0")

@@ -445,6 +445,12 @@ end
 ---   z_loss?: liger.Tensor } rows  [N] each; the z-loss is in the loss
 function M.linear_cross_entropy(x, w, target, options)
   local o = with_defaults("linear_cross_entropy", CROSS_ENTROPY_DEFAULTS, options)
+  logits.check_z_loss("linear_cross_entropy", o.z_loss)
+  if o.scale and type(o.scale) ~= "number" then
+    lib.raise(
+      ("linear_cross_entropy: scale is %s, wanted a number"):format(tostring(o.scale))
+    )
+  end
   local N, acc = x.shape[1] or 0, acc_dtype(x)
   local scale, z_scale = o.scale, o.scale
   if not scale then

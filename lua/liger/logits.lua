@@ -55,6 +55,15 @@ function M.entropy(logits, options)
   return entropy
 end
 
+--- Raises unless z_loss is a number from 0.
+---@param op string
+---@param z_loss any
+function M.check_z_loss(op, z_loss)
+  if type(z_loss) ~= "number" or not (z_loss >= 0) then
+    lib.raise(("%s: z_loss is %s, wanted a number from 0"):format(op, tostring(z_loss)))
+  end
+end
+
 local function converted(x, dtype)
   local y = Tensor.empty(x.shape, dtype)
   ops.copy(x, y)
@@ -87,6 +96,7 @@ function M.cross_entropy(logits, target, options)
       ("cross_entropy: reduction is %s, wanted mean, sum or none"):format(tostring(o.reduction))
     )
   end
+  M.check_z_loss("cross_entropy", o.z_loss)
   local loss, lse, weight, predicted = ops.cross_entropy(
     logits, target, o.class_weight, o.label_smoothing, o.softcap, o.ignore
   )
