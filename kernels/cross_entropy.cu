@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(LOGITS_THREADS)
                               unsigned parts, Finish finish, cross_entropy_terms terms,
                               const int32_t *target, int64_t ignore, const float *dloss,
                               const float *dlse, const float *lse) {
-    const int64_t n = blockIdx.x / parts, part = blockIdx.x % parts;
+    const int64_t n = logits_row_of(parts), part = blockIdx.x % parts;
     const int32_t t = target[n];
     const float d = dloss[n], d_lse = dlse ? dlse[n] : 0;
     T *to = dlogits.row(n);
@@ -84,6 +84,13 @@ static lg_status with_variant(double softcap, double smoothing, F f) {
     return softcap != 0 ? f(capped, width_of<0>()) : f(head_plain(), width_of<0>());
 }
 
+static lg_status terms_of(lg_context *ctx, const char *op, const lg_tensor *class_weight, int64_t V,
+                          double smoothing, cross_entropy_terms *terms) {
+    void *room = NULL;
+    if (class_weight && smoothing > 0) LG_TRY(lg_scratch(ctx, sizeof(float), &room));
+    return cross_entropy_terms_of(ctx, op, class_weight, V, smoothing, (float *)room, terms);
+}
+
 extern "C" lg_status cuda_cross_entropy(lg_context *ctx, const lg_tensor *logits,
                                         const lg_tensor *target, const lg_tensor *class_weight,
                                         double label_smoothing, double softcap, int64_t ignore,
@@ -91,13 +98,10 @@ extern "C" lg_status cuda_cross_entropy(lg_context *ctx, const lg_tensor *logits
                                         lg_tensor *predicted) {
     const char *op = "cross_entropy";
     const int64_t N = tensor_rows(logits), V = tensor_cols(logits);
-    void *room;
     cross_entropy_terms terms;
     LG_TRY(check_label_smoothing(ctx, op, label_smoothing));
     if (N == 0) return LG_OK;
-    LG_TRY(lg_scratch(ctx, sizeof(float), &room));
-    LG_TRY(
-        cross_entropy_terms_of(ctx, op, class_weight, V, label_smoothing, (float *)room, &terms));
+    LG_TRY(terms_of(ctx, op, class_weight, V, label_smoothing, &terms));
     return dispatch_float(ctx, op, logits->dtype, [&](auto type) {
         using T = decltype(type);
         return with_variant(softcap, label_smoothing, [&](auto finish, auto smooth) {
@@ -117,13 +121,10 @@ extern "C" lg_status cuda_cross_entropy_backward(
     double label_smoothing, double softcap, int64_t ignore, lg_tensor *dlogits) {
     const char *op = "cross_entropy_backward";
     const int64_t N = tensor_rows(logits), V = tensor_cols(logits);
-    void *room;
     cross_entropy_terms terms;
     LG_TRY(check_label_smoothing(ctx, op, label_smoothing));
     if (!dlogits || N == 0 || V == 0) return LG_OK;
-    LG_TRY(lg_scratch(ctx, sizeof(float), &room));
-    LG_TRY(
-        cross_entropy_terms_of(ctx, op, class_weight, V, label_smoothing, (float *)room, &terms));
+    LG_TRY(terms_of(ctx, op, class_weight, V, label_smoothing, &terms));
     return dispatch_float(ctx, op, logits->dtype, [&](auto type) {
         using T = decltype(type);
         const unsigned parts = logits_parts<T>(V);

@@ -113,6 +113,11 @@ static unsigned logits_parts(int64_t V) {
     return blocks_for(V, (int64_t)logits_threads(V) * LOGITS_STEP * piece<T>::N, INT32_MAX);
 }
 
+/* The block's row; the last comes first, which the forward may have left in the cache. */
+__device__ __forceinline__ int64_t logits_row_of(unsigned parts) {
+    return (gridDim.x - 1 - blockIdx.x) / parts;
+}
+
 /* Writes a part of a row: `f(v, z)` turns logits v on into their gradient. */
 template <class T, class Finish, class F>
 __device__ __forceinline__ void logits_map_part(const T *x, T *dx, int64_t V, int64_t part,

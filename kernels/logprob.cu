@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(LOGITS_THREADS)
                         Finish finish, const int32_t *target, int64_t K, int64_t ignore,
                         const float *dlogp, const float *dentropy, const float *entropy,
                         const float *lse) {
-    const int64_t n = blockIdx.x / parts, part = blockIdx.x % parts;
+    const int64_t n = logits_row_of(parts), part = blockIdx.x % parts;
     const row_targets targets = {target + n * K, K, ignore};
     const float *dlogp_row = dlogp + n * K;
     const float dh = dentropy && targets.any() ? dentropy[n] : 0;

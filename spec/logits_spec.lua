@@ -208,6 +208,13 @@ describe("cross_entropy", function()
     close(z.grad, { { 0, 0 }, { 0.047426, -0.047426 } }, 1e-4)
   end)
 
+  it("scales each row by its own gradient from above (B16)", function()
+    local z = leaf({ { 1, 0 }, { 0, 1 } })
+    fn.cross_entropy(z, ids(0, 1), { reduction = "none" }):backward(
+      Tensor.from_table({ 1, 0 }, "f64"))
+    close(z.grad, { { -0.268941, 0.268941 }, { 0, 0 } }, 1e-5)
+  end)
+
   it("leaves its logits as they are (B17)", function()
     local a = leaf({ { 0, 1 } })
     local p = fn.softmax(a)

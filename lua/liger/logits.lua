@@ -59,7 +59,7 @@ end
 ---@param op string
 ---@param z_loss any
 function M.check_z_loss(op, z_loss)
-  if type(z_loss) ~= "number" or z_loss < 0 or z_loss ~= z_loss then
+  if type(z_loss) ~= "number" or z_loss ~= z_loss or z_loss < 0 then
     lib.raise(("%s: z_loss is %s, wanted a number from 0"):format(op, tostring(z_loss)))
   end
 end
