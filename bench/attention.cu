@@ -172,24 +172,32 @@ __device__ double dot(const lg_tensor &a, int64_t n, int64_t h, const lg_tensor 
 struct problem {
     lg_tensor q, k, v, dy;
     const int *sequence; /* of a token */
-    double scale, *p, *ds, *y, *lse, *dq, *dk, *dv;
-    int N, H, G, D;
+    const lg_tensor *sinks; /* [H, 1, 1], on the device, or NULL */
+    double scale, softcap, *p, *ds, *y, *lse, *dq, *dk, *dv, *dsink; /* [N, H], summed on the host */
+    int N, H, G, D, window;
     bool causal;
     __device__ bool sees(int i, int j) const {
-        return sequence[i] == sequence[j] && (!causal || j <= i);
+        return sequence[i] == sequence[j] && (!causal || j <= i) && (!window || i - j < window);
+    }
+    __device__ double score(int i, int h, int j, int g, double *slope) const {
+        double s = scale * dot(q, i, h, k, j, g), t = softcap != 0 ? tanh(s / softcap) : 0;
+        *slope = 1 - t * t;
+        return softcap != 0 ? softcap * t : s;
     }
 };
 __global__ void reference_rows(problem r) { /* a block owns (i, h) */
     int i = blockIdx.x, h = blockIdx.y, g = h / (r.H / r.G);
     double *p = r.p + ((int64_t)h * r.N + i) * r.N, *ds = r.ds + ((int64_t)h * r.N + i) * r.N;
     __shared__ double shared[3];
+    double slope, sink = r.sinks ? element(*r.sinks, h, 0, 0) : -INFINITY;
     for (int j = threadIdx.x; j < r.N; j += blockDim.x)
-        p[j] = r.sees(i, j) ? r.scale * dot(r.q, i, h, r.k, j, g) : -INFINITY;
+        p[j] = r.sees(i, j) ? r.score(i, h, j, g, &slope) : -INFINITY;
     __syncthreads();
     if (threadIdx.x == 0) {
-        double top = -INFINITY, sum = 0;
+        double top = sink, sum = 0;
         for (int j = 0; j < r.N; j++) top = fmax(top, p[j]);
         for (int j = 0; j < r.N; j++) sum += r.sees(i, j) ? exp(p[j] - top) : 0;
+        sum += exp(sink - top);
         shared[0] = top, shared[1] = sum;
         r.lse[(int64_t)i * r.H + h] = top + log(sum);
     }
@@ -202,9 +210,14 @@ __global__ void reference_rows(problem r) { /* a block owns (i, h) */
     if (threadIdx.x == 0) {
         shared[2] = 0;
         for (int j = 0; j < r.N; j++) shared[2] += p[j] * ds[j];
+        r.dsink[(int64_t)i * r.H + h] = -exp(sink - r.lse[(int64_t)i * r.H + h]) * shared[2];
     }
     __syncthreads();
-    for (int j = threadIdx.x; j < r.N; j += blockDim.x) ds[j] = p[j] * (ds[j] - shared[2]);
+    for (int j = threadIdx.x; j < r.N; j += blockDim.x) {
+        slope = 0;
+        if (r.sees(i, j)) r.score(i, h, j, g, &slope);
+        ds[j] = slope * p[j] * (ds[j] - shared[2]);
+    }
     __syncthreads();
     for (int d = threadIdx.x; d < r.D; d += blockDim.x) {
         double y = 0, dq = 0;
@@ -277,6 +290,9 @@ struct shape {
     bool causal;
     int layout; /* 0 dense, 1 views of one fused matrix, 2 the same at an odd offset */
     double scale;
+    int window;
+    double softcap;
+    bool sinks;
 };
 
 static const double FORWARD[3] = {2e-6, 6e-3, 1e-3},
@@ -284,7 +300,7 @@ static const double FORWARD[3] = {2e-6, 6e-3, 1e-3},
 
 static void check_decode(const char *name, const shape &s, int dtype, const lg_tensor &q,
                          const lg_tensor &k, const lg_tensor &v, const lg_tensor &y,
-                         uint64_t seed) {
+                         const lg_tensor *sinks, uint64_t seed) {
     int page_size = (int[]){1, 3, 16, 64, 128}[seed % 5], most = 1,
         width = (int)lg_dtype_bytes(dtype);
     std::vector<int> rows, length;
@@ -326,14 +342,30 @@ static void check_decode(const char *name, const shape &s, int dtype, const lg_t
               q_t = tensor(q_rows.data, dtype, B, s.H, s.D),
               out_t = tensor(out.data, dtype, B, s.H, s.D);
     run(cuda_cache_write(&context, &k, &v, &slot_t, &kc, &vc));
-    run(cuda_attention_decode(&context, &q_t, &kc, &vc, &page_t, &length_t, page_size, s.scale,
-                              &out_t));
+    run(cuda_attention_decode(&context, &q_t, &kc, &vc, &page_t, &length_t, sinks, page_size,
+                              s.scale, s.window, s.softcap, &out_t));
     NEED(cudaDeviceSynchronize());
     auto a = out.read(), b = wanted.read();
     int different = 0;
     for (size_t i = 0; i < a.size(); i += width) different += memcmp(&a[i], &b[i], width) != 0;
     expect(different == 0, name, "decode", different, (double)a.size() / width);
     expect(out.guard_kept() && k_cache.guard_kept() && v_cache.guard_kept(), name, "guards", 0, 0);
+}
+
+static void check_sinks(const char *name, const array &got, const array &wanted, int N, int H,
+                        double bound) {
+    std::vector<float> dsinks(H);
+    std::vector<double> parts((size_t)N * H);
+    NEED(cudaMemcpy(dsinks.data(), got.data, H * 4, cudaMemcpyDeviceToHost));
+    NEED(cudaMemcpy(parts.data(), wanted.data, parts.size() * 8, cudaMemcpyDeviceToHost));
+    for (int h = 0; h < H; h++) {
+        double sum = 0, size = 0; /* what cancels keeps its rounding */
+        for (int i = 0; i < N; i++) {
+            sum += parts[(size_t)i * H + h];
+            size += fabs(parts[(size_t)i * H + h]);
+        }
+        expect(fabs(dsinks[h] - sum) <= bound * size, name, "dsinks", dsinks[h], sum);
+    }
 }
 
 static void check(const shape &s, int dtype, uint64_t seed) {
@@ -345,17 +377,22 @@ static void check(const shape &s, int dtype, uint64_t seed) {
         sequence.resize(N, i);
     }
     char name[128];
-    snprintf(name, sizeof name, "%s S%d N%d first%d H%d G%d D%d %s layout%d", lg_dtype_name(dtype),
-             S, N, S ? s.lengths[0] : 0, s.H, s.G, s.D, s.causal ? "causal" : "full", s.layout);
+    snprintf(name, sizeof name, "%s S%d N%d first%d H%d G%d D%d %s layout%d window%d cap%g%s",
+             lg_dtype_name(dtype), S, N, S ? s.lengths[0] : 0, s.H, s.G, s.D,
+             s.causal ? "causal" : "full", s.layout, s.window, s.softcap, s.sinks ? " sinks" : "");
     int heads = s.H + 2 * s.G, offset = s.layout == 2 ? 1 : 0;
     int64_t pitch = (int64_t)heads * s.D + (s.layout == 2 ? 3 : 0), dense = (int64_t)N * s.H * s.D;
     array fused(((size_t)N * pitch + 8) * width), grads(((size_t)N * pitch + 8) * width),
         dy(dense * width), y(dense * width), lse((size_t)N * s.H * 4), cu_d(cu.size() * 4),
-        seq_d(N * 4);
+        seq_d(N * 4), sinks_d(s.H * width), dsinks(s.H * 4);
     NEED(cudaMemcpy(cu_d.data, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
     if (N) NEED(cudaMemcpy(seq_d.data, sequence.data(), N * 4, cudaMemcpyHostToDevice));
     fill(fused.data, dtype, (int64_t)N * pitch + 8, seed);
     fill(dy.data, dtype, dense, seed + 1);
+    fill(sinks_d.data, dtype, s.H, seed + 2);
+    lg_tensor sinks_t = tensor(sinks_d.data, dtype, s.H),
+              dsinks_t = tensor(dsinks.data, LG_F32, s.H);
+    const lg_tensor *sinks = s.sinks ? &sinks_t : NULL;
     auto view = [&](array &a, int head, int count) {
         if (s.layout == 0)
             return tensor((char *)a.data + (size_t)N * head * s.D * width, dtype, N, count, s.D);
@@ -367,28 +404,32 @@ static void check(const shape &s, int dtype, uint64_t seed) {
               dv = view(grads, s.H + s.G, s.G);
     lg_tensor y_t = tensor(y.data, dtype, N, s.H, s.D), dy_t = tensor(dy.data, dtype, N, s.H, s.D),
               lse_t = tensor(lse.data, LG_F32, N, s.H), cu_t = tensor(cu_d.data, LG_I32, S + 1);
-    std::vector<char> bits[3];
+    std::vector<char> bits[4];
+    auto backward = [&](lg_tensor *a, lg_tensor *b, lg_tensor *c) {
+        NEED(cudaMemset(dsinks.data, 0, s.H * 4));
+        run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, sinks,
+                                    s.scale, s.causal, s.window, s.softcap, a, b, c, &dsinks_t));
+    };
     for (int round = 0; round < 2; round++) {
         y.poison(), lse.poison(), grads.poison();
         for (size_t i = 0; i < context.scratch.size(); i++)
             NEED(cudaMemset(context.scratch[i], 0xff, context.scratch_bytes[i]));
-        run(cuda_attention(&context, &q, &k, &v, &cu_t, s.scale, s.causal, &y_t, &lse_t));
-        run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale,
-                                    s.causal, &dq, &dk, &dv));
+        run(cuda_attention(&context, &q, &k, &v, &cu_t, sinks, s.scale, s.causal, s.window,
+                           s.softcap, &y_t, &lse_t));
+        backward(&dq, &dk, &dv);
         NEED(cudaDeviceSynchronize());
-        std::vector<char> now[3] = {y.read(), lse.read(), grads.read()};
-        for (int i = 0; i < 3; i++) {
+        std::vector<char> now[4] = {y.read(), lse.read(), grads.read(), dsinks.read()};
+        for (int i = 0; i < 4; i++) {
             if (round) expect(now[i] == bits[i], name, "bits", i, 0);
             bits[i] = now[i];
         }
     }
-    expect(y.guard_kept() && lse.guard_kept() && grads.guard_kept(), name, "guards", 0, 0);
+    expect(y.guard_kept() && lse.guard_kept() && grads.guard_kept() && dsinks.guard_kept(), name,
+           "guards", 0, 0);
     /* A gradient alone has the bits that it has beside the others. */
     for (int only = 0; only < 3; only++) {
         grads.poison();
-        run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale,
-                                    s.causal, only == 0 ? &dq : NULL, only == 1 ? &dk : NULL,
-                                    only == 2 ? &dv : NULL));
+        backward(only == 0 ? &dq : NULL, only == 1 ? &dk : NULL, only == 2 ? &dv : NULL);
         auto now = grads.read();
         lg_tensor &t = only == 0 ? dq : only == 1 ? dk : dv;
         size_t first = (char *)t.data - (char *)grads.data, wrong = 0;
@@ -401,17 +442,20 @@ static void check(const shape &s, int dtype, uint64_t seed) {
         expect(wrong == 0, name, "alone", only, (double)wrong);
     }
     if (N == 0) return;
-    run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, s.scale, s.causal,
-                                &dq, &dk, &dv));
+    backward(&dq, &dk, &dv);
     array p((size_t)s.H * N * N * 8), ds((size_t)s.H * N * N * 8), ry(dense * 8),
         rlse((size_t)N * s.H * 8), rdq(dense * 8), rdk((size_t)N * s.G * s.D * 8),
-        rdv((size_t)N * s.G * s.D * 8);
+        rdv((size_t)N * s.G * s.D * 8), rdsink((size_t)N * s.H * 8), sinks_on_device(sizeof(lg_tensor));
+    lg_tensor sinks_rows = tensor(sinks_d.data, dtype, s.H, 1, 1);
+    NEED(cudaMemcpy(sinks_on_device.data, &sinks_rows, sizeof sinks_rows, cudaMemcpyHostToDevice));
     problem r = {q,
                  k,
                  v,
                  dy_t,
                  (int *)seq_d.data,
+                 sinks ? (lg_tensor *)sinks_on_device.data : NULL,
                  s.scale,
+                 s.softcap,
                  (double *)p.data,
                  (double *)ds.data,
                  (double *)ry.data,
@@ -419,10 +463,12 @@ static void check(const shape &s, int dtype, uint64_t seed) {
                  (double *)rdq.data,
                  (double *)rdk.data,
                  (double *)rdv.data,
+                 (double *)rdsink.data,
                  N,
                  s.H,
                  s.G,
                  s.D,
+                 s.window,
                  s.causal};
     reference_rows<<<dim3(N, s.H), 128>>>(r);
     reference_columns<<<dim3(N, s.G), 128>>>(r);
@@ -435,7 +481,29 @@ static void check(const shape &s, int dtype, uint64_t seed) {
     check_tensor(name, "dq", dq, r.dq, BACKWARD[dtype], &w[1]);
     check_tensor(name, "dk", dk, r.dk, BACKWARD[dtype], &w[1]);
     check_tensor(name, "dv", dv, r.dv, BACKWARD[dtype], &w[1]);
-    check_decode(name, s, dtype, q, k, v, y_t, seed);
+    if (sinks) check_sinks(name, dsinks, rdsink, N, s.H, BACKWARD[dtype]);
+    if (s.causal || s.window == 0) check_decode(name, s, dtype, q, k, v, y_t, sinks, seed);
+}
+
+/* Sequences that do not rise to N: noted, and nothing is read beyond the tensors. */
+static void check_sequence_errors() {
+    int bad[4][4] = {{0, 3, 9, 8}, {0, 5, 3, 8}, {1, 2, 3, 8}, {0, 2, 4, 6}};
+    long long wanted[4][4] = {{2, 9, 3, 9}, {2, 3, 5, 9}, {0, 1, 0, 1}, {3, 6, 8, 9}};
+    array q(8 * 2 * 16 * 2), y(8 * 2 * 16 * 2), lse(64), cu(16);
+    fill(q.data, LG_BF16, 256, 1);
+    lg_tensor q_t = tensor(q.data, LG_BF16, 8, 2, 16), y_t = tensor(y.data, LG_BF16, 8, 2, 16),
+              lse_t = tensor(lse.data, LG_F32, 8, 2), cu_t = tensor(cu.data, LG_I32, 4);
+    for (int i = 0; i < 4; i++) {
+        NEED(cudaMemcpy(cu.data, bad[i], 16, cudaMemcpyHostToDevice));
+        run(cuda_attention(&context, &q_t, &q_t, &q_t, &cu_t, NULL, 0.25, true, 0, 0, &y_t,
+                           &lse_t));
+        NEED(cudaDeviceSynchronize());
+        const device_error &e = *context.error;
+        expect(e.code == ERROR_SEQUENCE && e.index == wanted[i][0] && e.value == wanted[i][1] &&
+                   e.low == wanted[i][2] && e.limit == wanted[i][3],
+               "errors", "sequence", (double)e.index, (double)e.value);
+        memset(context.error, 0, sizeof *context.error);
+    }
 }
 
 static void check_errors() {
@@ -453,8 +521,8 @@ static void check_errors() {
               page_t = tensor(page.data, LG_I32, 3, 2), length_t = tensor(length.data, LG_I32, 3),
               out_t = tensor(out.data, LG_BF16, 3, 2, 16), slot_t = tensor(slot.data, LG_I32, 3),
               k_t = tensor(k.data, LG_BF16, 3, 1, 16);
-    run(cuda_attention_decode(&context, &q_t, &cache_t, &cache_t, &page_t, &length_t, 4, 0.25,
-                              &out_t));
+    run(cuda_attention_decode(&context, &q_t, &cache_t, &cache_t, &page_t, &length_t, NULL, 4, 0.25,
+                              0, 0, &out_t));
     NEED(cudaDeviceSynchronize());
     expect(context.error->code == ERROR_LENGTH || context.error->code == ERROR_SLOT, "errors",
            "length", context.error->code, (double)context.error->index);
@@ -501,6 +569,16 @@ static void check_all(bool quick) {
         {{77, 200}, 4, 1, 128, true, 2, 0.09},          /* odd addresses */
         {{33, 130}, 34, 2, 32, true, 1, 0.2},           /* more than 16 heads a group */
         {{90, 31}, 2, 2, 16, false, 0, 0},              /* all keys alike */
+        {{9, 4}, 4, 2, 8, true, 0, 0.3, 5, 0, true},    /* a window within a tile, sinks */
+        {{150, 3}, 2, 1, 64, true, 1, eighth, 1},       /* each sees itself alone */
+        {{150, 300}, 2, 1, 64, true, 1, eighth, 64},    /* the size of a tile */
+        {{300, 60}, 4, 2, 128, true, 1, 0.3, 100, 3, true}, /* all options */
+        {{270}, 3, 3, 48, false, 0, 0.14, 0, 2, true},      /* a cap and sinks without causal */
+        {{300, 0, 211}, 6, 2, 64, true, 1, -0.5, 130, 1.5}, /* a negative scale under a cap */
+        {{77, 200}, 4, 1, 128, true, 2, 0.09, 77, 0, true}, /* odd addresses */
+        {{33, 130}, 34, 2, 32, true, 1, 0.2, 50, 0, true},  /* more than 16 heads a group */
+        {{90, 31}, 2, 2, 16, true, 0, 0, 7, 5, true},       /* all keys alike */
+        {{200}, 2, 1, 96, true, 1, 20, 30, 1},              /* scores far beyond the cap */
     };
     std::vector<shape> more = {
         {{513, 700, 2}, 8, 2, 128, true, 1, 0.088},
@@ -516,6 +594,15 @@ static void check_all(bool quick) {
         {{1500}, 2, 1, 128, true, 1, 0.5},
         {{1500}, 2, 2, 64, false, 1, 0.5},
         {std::vector<int>(300, 3), 2, 1, 64, true, 1, eighth},
+        {{513, 700, 2}, 8, 2, 128, true, 1, 0.088, 200},
+        {{513, 700, 2}, 8, 2, 128, true, 1, 0.5, 0, 5, true},
+        {{513, 700, 2}, 8, 8, 64, true, 1, eighth, 128, 0, true},
+        {{600, 333}, 4, 2, 80, true, 1, 0.11, 129, 2, true},
+        {{600, 333}, 4, 4, 96, true, 1, 0.1, 127},
+        {{600, 333}, 4, 2, 256, true, 1, 0.0625, 65, 1, true},
+        {{600, 333}, 2, 1, 200, true, 2, 0.07, 300, 0, true},
+        {{600, 333}, 4, 2, 16, true, 1, 0.25, 3},
+        {{1500}, 2, 1, 128, true, 1, 0.5, 1000, 30, true},
     };
     if (!quick) shapes.insert(shapes.end(), more.begin(), more.end());
     uint64_t seed = 1;
@@ -523,6 +610,7 @@ static void check_all(bool quick) {
         for (int dtype : {LG_F32, LG_BF16, LG_F16}) check(s, dtype, seed += 7);
     expect(context.error->code == 0, "all", "noted", context.error->code, 0);
     check_errors();
+    check_sequence_errors();
     printf("%d checks, %d wrong; worst norms: f32 %.1e %.1e, bf16 %.1e %.1e, f16 %.1e %.1e "
            "(forward, backward)\n",
            checks, failures, worst[0][0], worst[0][1], worst[1][0], worst[1][1], worst[2][0],
@@ -552,16 +640,20 @@ static double median_us(F f, int times) {
     return ms[times / 2] * 1e3;
 }
 
-static void time_training(int dtype, int S, int T, int H, int G, int D, bool causal, int times) {
+static void time_training(int dtype, int S, int T, int H, int G, int D, bool causal, int times,
+                          int window = 0, double softcap = 0, bool with_sinks = false) {
     int N = S * T, heads = H + 2 * G, width = (int)lg_dtype_bytes(dtype);
     int64_t pitch = (int64_t)heads * D, dense = (int64_t)N * H * D;
     array fused(N * pitch * width), grads(N * pitch * width), dy(dense * width), y(dense * width),
-        lse((size_t)N * H * 4), cu_d((S + 1) * 4);
+        lse((size_t)N * H * 4), cu_d((S + 1) * 4), sinks_d(H * width), dsinks(H * 4);
     std::vector<int> cu(S + 1);
     for (int i = 0; i <= S; i++) cu[i] = i * T;
     NEED(cudaMemcpy(cu_d.data, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
     fill(fused.data, dtype, N * pitch, 5);
     fill(dy.data, dtype, dense, 6);
+    fill(sinks_d.data, dtype, H, 7);
+    lg_tensor sinks_t = tensor(sinks_d.data, dtype, H), dsinks_t = tensor(dsinks.data, LG_F32, H),
+              *sinks = with_sinks ? &sinks_t : NULL;
     auto view = [&](array &a, int head, int count) {
         return tensor((char *)a.data + head * D * width, dtype, N, count, D, pitch, D);
     };
@@ -569,28 +661,36 @@ static void time_training(int dtype, int S, int T, int H, int G, int D, bool cau
     lg_tensor dq = view(grads, 0, H), dk = view(grads, H, G), dv = view(grads, H + G, G);
     lg_tensor y_t = tensor(y.data, dtype, N, H, D), dy_t = tensor(dy.data, dtype, N, H, D),
               lse_t = tensor(lse.data, LG_F32, N, H), cu_t = tensor(cu_d.data, LG_I32, S + 1);
-    double pairs = (double)S * (causal ? 0.5 * T * (T + 1.0) : (double)T * T),
+    double seen = window ? window : T; /* keys, of a late query */
+    double pairs = (double)S * (causal ? seen * (T - 0.5 * (seen - 1)) : (double)T * T),
            flops = 4 * pairs * H * D, scale = 1 / sqrt(D);
     double forward = median_us(
-        [&] { run(cuda_attention(&context, &q, &k, &v, &cu_t, scale, causal, &y_t, &lse_t)); },
+        [&] {
+            run(cuda_attention(&context, &q, &k, &v, &cu_t, sinks, scale, causal, window, softcap,
+                               &y_t, &lse_t));
+        },
         times);
     auto backward_of = [&](lg_tensor *a, lg_tensor *b, lg_tensor *c) {
         return median_us(
             [&] {
-                run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, scale,
-                                            causal, a, b, c));
+                run(cuda_attention_backward(&context, &dy_t, &q, &k, &v, &y_t, &lse_t, &cu_t, sinks,
+                                            scale, causal, window, softcap, a, b, c, &dsinks_t));
             },
             times);
     };
     double backward = backward_of(&dq, &dk, &dv), only_dq = backward_of(&dq, NULL, NULL);
+    char what[64];
+    snprintf(what, sizeof what, "%s%s", causal ? "causal" : "full", with_sinks ? " sinks" : "");
+    if (window) snprintf(what + strlen(what), 16, " window %d", window);
+    if (softcap != 0) snprintf(what + strlen(what), 16, " cap %g", softcap);
     printf("%-4s %2d x %5d H%-2d G%-2d D%-3d %-6s forward %9.1f us %6.1f TFLOP/s   backward %9.1f "
            "us %6.1f TFLOP/s (dq %.0f us)\n",
-           lg_dtype_name(dtype), S, T, H, G, D, causal ? "causal" : "full", forward,
-           flops / forward * 1e-6, backward, 2.5 * flops / backward * 1e-6, only_dq);
+           lg_dtype_name(dtype), S, T, H, G, D, what, forward, flops / forward * 1e-6, backward,
+           2.5 * flops / backward * 1e-6, only_dq);
 }
 
 static void time_decode(int B, int length, int H, int G, int D, int page_size, int spare,
-                        double copy) {
+                        double copy, int window = 0) {
     int M = (length + page_size - 1) / page_size * spare, P = B * (M / spare) * page_size;
     array k((size_t)P * G * D * 2), v((size_t)P * G * D * 2), q((size_t)B * H * D * 2),
         y((size_t)B * H * D * 2), page_d((size_t)B * M * 4), length_d(B * 4);
@@ -609,14 +709,14 @@ static void time_decode(int B, int length, int H, int G, int D, int page_size, i
               length_t = tensor(length_d.data, LG_I32, B);
     double us = median_us(
         [&] {
-            run(cuda_attention_decode(&context, &q_t, &k_t, &v_t, &page_t, &length_t, page_size,
-                                      0.088, &y_t));
+            run(cuda_attention_decode(&context, &q_t, &k_t, &v_t, &page_t, &length_t, NULL,
+                                      page_size, 0.088, window, 0, &y_t));
         },
         20);
-    double bytes = 4.0 * B * length * G * D;
-    printf("decode bf16 B%-3d length %5d (room %6d) H%-2d G%-2d D%-3d %8.1f us %5.2f TB/s  %3.0f%% "
+    double bytes = 4.0 * B * (window ? window : length) * G * D;
+    printf("decode bf16 B%-3d length %5d window %5d (room %6d) H%-2d G%-2d D%-3d %8.1f us %5.2f TB/s  %3.0f%% "
            "of copy\n",
-           B, length, M * page_size, H, G, D, us, bytes / us * 1e-6,
+           B, length, window, M * page_size, H, G, D, us, bytes / us * 1e-6,
            bytes / us * 1e-6 / copy * 100);
 }
 
@@ -634,6 +734,11 @@ static void time_all() {
     }
     time_training(LG_BF16, 32, 512, 16, 8, 128, true, 15);
     time_training(LG_BF16, 2, 4096, 32, 32, 80, true, 7);
+    time_training(LG_BF16, 1, 8192, 16, 16, 128, true, 15, 8192 - 1);
+    time_training(LG_BF16, 4, 4096, 32, 8, 128, true, 15, 512);
+    time_training(LG_BF16, 4, 4096, 32, 8, 128, true, 15, 0, 50);
+    time_training(LG_BF16, 4, 4096, 64, 8, 64, true, 15, 128, 0, true);
+    time_training(LG_BF16, 2, 4096, 16, 8, 256, true, 7, 1024, 50);
     time_training(LG_F16, 1, 8192, 16, 16, 128, true, 7);
     time_training(LG_F32, 1, 2048, 9, 3, 64, true, 7);
     time_training(LG_F32, 1, 4096, 16, 8, 128, true, 5);
@@ -641,6 +746,7 @@ static void time_all() {
     time_decode(64, 1024, 16, 8, 128, 64, 8, copy);
     time_decode(256, 512, 9, 3, 64, 16, 1, copy);
     time_decode(1, 32768, 32, 8, 128, 64, 1, copy);
+    time_decode(64, 4096, 32, 8, 128, 16, 1, copy, 512);
 }
 
 int main(int argc, char **argv) {

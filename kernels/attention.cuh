@@ -1,5 +1,5 @@
 /* What forward, backward and decode share: rows of heads, tiles of packed sequences, one step of
- * the online softmax, and exact fp32 attention of a block of rows. A row takes its keys in tiles,
+ * the online softmax, what windows, caps and sinks take, and exact fp32 attention of a block of rows. A row takes its keys in tiles,
  * first to last, with the same operations wherever it is computed: decode gives the bits of the
  * forward's last row. */
 #ifndef LIGER_ATTENTION_CUH
@@ -47,6 +47,16 @@ static inline int64_t num_sequence_tiles(int64_t N, int64_t S, int rows) {
     return S > 0 ? N / rows + S : 0;
 }
 
+/* For one block: notes a bound that does not lie between the one before it and N. */
+__device__ __forceinline__ void check_sequences(const int32_t *cu, int S, int N,
+                                                device_error *error) {
+    for (int s = threadIdx.x; s <= S; s += blockDim.x) {
+        int low = s == S ? N : s > 0 ? min(max(cu[s - 1], 0), N) : 0, high = s > 0 ? N : 0;
+        if (cu[s] < low || cu[s] > high)
+            note_error(error, ERROR_SEQUENCE, s, cu[s], (long long)high + 1, low);
+    }
+}
+
 /* `forwards`: the first rows come first. */
 __device__ __forceinline__ bool find_tile(const int32_t *cu, int S, int N, int rows, int number,
                                           bool forwards, sequence_tile *tile) {
@@ -71,6 +81,51 @@ __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* ---- windows, caps, sinks: the kernels come in two variants, and the plain one has none ---- */
+
+/* Where a running maximum starts. A row may see nothing of its first tiles: with windows it has to
+ * be finite. */
+template <bool Options>
+__device__ __forceinline__ float no_score() {
+    return Options ? -1e30f : -INFINITY;
+}
+
+/* The first tile of keys that query i sees any of. */
+template <bool Options, int Keys>
+__device__ __forceinline__ int first_tile(int i, int window) {
+    return Options ? max(0, i + 1 - window) / Keys * Keys : 0;
+}
+
+/* tanh(x) of y = 2 x log2(e), within 2e-7. */
+__device__ __forceinline__ float tanh_fast(float y) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(exp2_fast(y) + 1.0f));
+    return __fmaf_rn(-2.0f, r, 1.0f);
+}
+
+/* One more score, with no value, among scores whose exponentials add up to *total times that of
+ * *top; both move, and the values' sums are to be multiplied by what is returned. */
+template <class Exp>
+__device__ __forceinline__ float add_sink(float sink, float *top, float *total, Exp exponential) {
+    float before = *top;
+    *top = fmaxf(before, sink);
+    float factor = exponential(before - *top);
+    *total = __fmaf_rn(*total, factor, exponential(sink - *top));
+    return factor;
+}
+
+/* The end of a 16-bit row: what its sums of values are to be multiplied by, and its log-sum-exp. */
+template <class T>
+__device__ __forceinline__ float with_sink(float top, float scale, float *total, const T *sinks,
+                                           int h, float *lse) {
+    float shift = __fmul_rn(top, scale), factor = 1;
+    if (sinks)
+        factor = add_sink(to_float(sinks[h]) * LOG2E, &shift, total,
+                          [](float x) { return exp2_fast(x); });
+    *lse = (shift + log2f(*total)) * LN2;
+    return factor / *total;
 }
 
 /* Over the four lanes that hold a row of a fragment. */
@@ -205,12 +260,21 @@ __device__ __forceinline__ void store_row_f32(float *to, const float4 (&row)[D /
     }
 }
 
-/* A block of 256 threads: attention of 16 R rows over `keys` keys; with `position` >= 0 row r sees
- * the keys up to position + r. `query(r)`, `key(j)`, `value(j)` are rows or NULL; `out(r)` is
- * where row r goes or NULL; `lse(r, x)` takes the log-sum-exp. */
-template <int D, int R, class Q, class K, class V, class Y, class L>
-__device__ __forceinline__ void attend_f32(float *memory, int keys, int position, int d,
-                                           float scale, Q query, K key, V value, Y out, L lse) {
+/* What a score is and who sees it, in attend_f32. */
+struct score_rule {
+    int keys, position; /* position >= 0: row r sees the keys up to position + r */
+    int window;         /* and as many of them, at most */
+    float scale, cap;   /* cap 0: none; else scale tanh(cap x) */
+    bool has_sinks;
+};
+
+/* A block of 256 threads: attention of 16 R rows. `query(r)`, `key(j)`, `value(j)` are rows or
+ * NULL; `sink(r)` is one more score; `out(r)` is where row r goes or NULL; `lse(r, x)` takes the
+ * log-sum-exp. */
+template <int D, int R, bool Options, class Q, class K, class V, class S, class Y, class L>
+__device__ __forceinline__ void attend_f32(float *memory, const score_rule &rule, int d, Q query,
+                                           K key, V value, S sink, Y out, L lse) {
+    const int keys = rule.keys, position = rule.position;
     constexpr int Rows = 16 * R, Columns = F32_KEYS / 16, Pitch = F32_KEYS + 4;
     float *q = memory, *k = q + Rows * (D + 4), *v = k + F32_KEYS * (D + 4),
           *p = v + F32_KEYS * (D + 4);
@@ -219,12 +283,13 @@ __device__ __forceinline__ void attend_f32(float *memory, int keys, int position
     float4 y[R][D / 64];
 #pragma unroll
     for (int r = 0; r < R; r++) {
-        top[r] = -INFINITY, sum[r] = 0;
+        top[r] = no_score<Options>(), sum[r] = 0;
 #pragma unroll
         for (int i = 0; i < D / 64; i++) y[r][i] = {0, 0, 0, 0};
     }
     load_rows_f32<D>(q, Rows, d, query);
-    for (int j0 = 0; j0 < keys; j0 += F32_KEYS) {
+    int begin = first_tile<Options, F32_KEYS>(position < 0 ? keys - 1 : position, rule.window);
+    for (int j0 = begin; j0 < keys; j0 += F32_KEYS) {
         __syncthreads();
         load_rows_f32<D>(k, F32_KEYS, d, [&](int j) { return j0 + j < keys ? key(j0 + j) : NULL; });
         load_rows_f32<D>(v, F32_KEYS, d,
@@ -235,10 +300,14 @@ __device__ __forceinline__ void attend_f32(float *memory, int keys, int position
 #pragma unroll
         for (int r = 0; r < R; r++) {
             int last = position < 0 ? keys - 1 : min(keys - 1, position + ty * R + r);
+            int first =
+                Options ? (position < 0 ? keys : position + ty * R + r + 1) - rule.window : 0;
             float most = top[r];
 #pragma unroll
             for (int c = 0; c < Columns; c++) {
-                s[r][c] = j0 + tx + 16 * c <= last ? s[r][c] * scale : -INFINITY;
+                int j = j0 + tx + 16 * c;
+                if (Options && rule.cap != 0) s[r][c] = tanhf(__fmul_rn(s[r][c], rule.cap));
+                s[r][c] = j <= last && (!Options || j >= first) ? s[r][c] * rule.scale : -INFINITY;
                 most = fmaxf(most, s[r][c]);
             }
             most = warp_reduce<16>(most, Max());
@@ -262,9 +331,11 @@ __device__ __forceinline__ void attend_f32(float *memory, int keys, int position
     }
 #pragma unroll
     for (int r = 0; r < R; r++) {
-        float total = warp_reduce<16>(sum[r], Sum());
+        float total = warp_reduce<16>(sum[r], Sum()), factor = 1;
         float *to = out(ty * R + r);
-        if (to) store_row_f32<D>(to, y[r], 1 / total, d, tx);
+        if (Options && to && rule.has_sinks)
+            factor = add_sink(sink(ty * R + r), &top[r], &total, [](float x) { return expf(x); });
+        if (to) store_row_f32<D>(to, y[r], factor / total, d, tx);
         if (to && tx == 0) lse(ty * R + r, top[r] + logf(total));
     }
 }
@@ -283,12 +354,45 @@ static lg_status launch(lg_context *ctx, const char *op, K kernel, dim3 grid, in
     return cuda_launched(ctx, op);
 }
 
-/* What every kernel asks of the shapes. */
-static inline lg_status check_heads(lg_context *ctx, const char *op, int64_t H, int64_t G,
-                                    int64_t D) {
+/* The variant of a kernel, as the type that `f` gets. */
+template <class F>
+static lg_status with_options(bool options, F f) {
+    return options ? f(width_of<1>()) : f(width_of<0>());
+}
+
+/* A window of `most` keys is none. */
+static inline int window_within(int64_t window, int64_t most) {
+    return (int)(window > 0 && window < most ? window : most);
+}
+
+static inline void natural_scores(float *scale, float *cap, double softcap) {
+    if (softcap == 0) return;
+    *cap = (float)(*scale / softcap);
+    *scale = (float)softcap;
+}
+
+/* The 16-bit kernels take exponentials to the base 2 of products times a scale above 0. */
+static inline void base2_scores(float *scale, bool *negate, float *cap, double softcap) {
+    if (softcap != 0) {
+        *cap = (float)(2 * LOG2E * *scale / softcap);
+        *scale = (float)softcap * LOG2E;
+        return;
+    }
+    *negate = *scale < 0;
+    *scale = fmaxf(fabsf(*scale) * LOG2E, 1e-30f); /* 0 times -inf is NaN */
+}
+
+/* What every kernel asks of shapes and options. */
+static inline lg_status check_attention(lg_context *ctx, const char *op, int64_t H, int64_t G,
+                                        int64_t D, bool causal, int64_t window, double softcap) {
     if (G == 0 || H % G != 0)
         return lg_fail(ctx, LG_EINVAL, "%s: heads are %lld, wanted a multiple of %lld", op,
                        (long long)H, (long long)G);
+    if (window < 0 || (window > 0 && !causal))
+        return lg_fail(ctx, LG_EINVAL, "%s: window is %lld, wanted %s", op, (long long)window,
+                       causal ? "0 or more" : "0 where causal is false");
+    if (!(softcap >= 0 && softcap < INFINITY))
+        return lg_fail(ctx, LG_EINVAL, "%s: softcap is %g, wanted 0 or more", op, softcap);
     if (D > 256)
         return lg_fail(ctx, LG_EUNSUPPORTED, "%s: head size is %lld, wanted at most 256", op,
                        (long long)D);

@@ -3,12 +3,16 @@
  *
  *   ds = p (dy . v - delta),  dq = scale sum_j ds k,  dk = scale sum_i ds q,  dv = sum_i p dy
  *
- * Three launches, no atomics: delta; dk and dv, where a block owns a tile of keys of one key/value
+ * with options over the keys of a window alone, ds times 1 - (s / softcap)^2, and
+ * dsinks -= sum_i exp(sinks - lse) delta.
+ *
+ * Three launches and one for sinks, no atomics: delta; dk and dv, where a block owns a tile of keys of one key/value
  * head and goes over the query heads of its group, h ascending, and over their tiles of queries;
  * dq, where a block owns a tile of queries of one head and goes over the tiles of keys. Scores are
  * computed again in both. 16-bit types run on tensor cores with fp32 sums; fp32 runs in fused
  * multiply-adds. */
 #include "attention.cuh"
+#include "element.cuh"
 #include "mma.cuh"
 #include "wgmma.cuh"
 #include "op/attention.h"
@@ -23,7 +27,18 @@ struct backward_args {
     int S, N, H, group, d;
     float scale;
     bool causal, aligned;
+    const T *sinks; /* NULL: none */
+    float *dsinks;
+    int window; /* at most N: none */
+    float cap,
+        large; /* as in the forward: scores are large tanh(cap x), or large x where cap is 0 */
 };
+
+/* The end of the queries that see any of a tile's keys. */
+template <bool Options, int Rows, class T>
+__device__ __forceinline__ int queries_end(const backward_args<T> &a, const sequence_tile &tile) {
+    return Options ? min(tile.length, tile.row + Rows - 1 + a.window) : tile.length;
+}
 
 /* A warp owns a row of one head. */
 template <class T>
@@ -36,6 +51,21 @@ __global__ void __launch_bounds__(256) attention_backward_delta(backward_args<T>
         sum = fmaf(to_float(dy[d]), to_float(y[d]), sum);
     sum = warp_reduce(sum, Sum());
     if (threadIdx.x % 32 == 0) a.delta[at] = sum;
+}
+
+/* A block owns a head. */
+template <class T>
+__global__ void __launch_bounds__(1024) attention_backward_sinks(backward_args<T> a) {
+    int h = blockIdx.x;
+    float sink = to_float(a.sinks[h]);
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t n = threadIdx.x; n < a.N; n += 1024) {
+        int64_t at = n * a.H + h;
+        sum += (double)expf(sink - a.lse[at]) * a.delta[at];
+    }
+    sum = block_all(sum, Add(), 0.0);
+    if (threadIdx.x == 0) a.dsinks[h] -= (float)sum;
 }
 
 /* ---- tensor cores ---- */
@@ -127,7 +157,25 @@ __device__ __forceinline__ void pack_rows(uint32_t (&a)[Columns / 16][4],
     for (int k = 0; k < Columns / 16; k++) accumulators_as_a<T>(a[k], c[2 * k], c[2 * k + 1]);
 }
 
-template <class Products, class T, int D>
+/* A tile of products becomes probabilities, given what is subtracted from their scores; `slope` is
+ * what passes the cap of a gradient. Not seen: 0. */
+template <class T, class Shift, class Seen>
+__device__ __forceinline__ void probabilities(const backward_args<T> &a, float (&p)[4],
+                                              float (&slope)[4], Shift shift, Seen seen) {
+    float scale = a.large * LOG2E;
+#pragma unroll
+    for (int e = 0; e < 4; e++) slope[e] = 1;
+    if (a.cap != 0)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            p[e] = tanh_fast(__fmul_rn(p[e], a.cap));
+            slope[e] = fmaf(-p[e], p[e], 1.0f);
+        }
+#pragma unroll
+    for (int e = 0; e < 4; e++) p[e] = seen(e) ? exp2_fast(fmaf(p[e], scale, -shift(e))) : 0.0f;
+}
+
+template <class Products, class T, int D, bool Options>
 __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<T> a) {
     using Tiles = backward_tiles<D>;
     constexpr int Rows = Tiles::Rows, Columns = Tiles::Columns, Slice = Tiles::Slice,
@@ -143,8 +191,8 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
         (float *)(memory + (columns + Stages * 2 * Tiles::ColumnBytes - shared_address(memory)));
 
     /* Tiles of queries of the group's heads, one after the other. */
-    int first = a.causal ? tile.row / Columns : 0,
-        per_head = (tile.length + Columns - 1) / Columns - first;
+    int first = a.causal ? tile.row / Columns : 0, end = queries_end<Options, Rows>(a, tile),
+        per_head = (end + Columns - 1) / Columns - first;
     int num_tiles = per_head * a.group;
     auto load_queries = [&](int number, int stage) {
         int h = g * a.group + number / per_head, i0 = (first + number % per_head) * Columns;
@@ -195,24 +243,43 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
             copy_commit();
         }
         Products::template wait<1>(p);
+        if constexpr (Options) {
+            float slope[2][4];
 #pragma unroll
-        for (int n = 0; n < Columns / 8; n++) {
-            float2 shift = *(const float2 *)(lse + 8 * n + lane % 4 * 2);
+            for (int n = 0; n < Columns / 8; n++) {
+                float2 shift = *(const float2 *)(lse + 8 * n + lane % 4 * 2);
+                probabilities(
+                    a, p[n], slope[n % 2], [&](int e) { return e % 2 ? shift.y : shift.x; },
+                    [&](int e) {
+                        int i = i0 + 8 * n + lane % 4 * 2 + e % 2,
+                            j = tile.row + row + lane / 4 + e / 2 * 8;
+                        return !(a.causal && j > i) && i - j < a.window;
+                    });
+                if (n % 2 == 0) continue;
+                accumulators_as_a<T>(packed_p[n / 2], p[n - 1], p[n]);
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, e % 2 ? -shift.y : -shift.x));
+                for (int e = 0; e < 4; e++) p[n - 1][e] *= slope[0][e], p[n][e] *= slope[1][e];
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < Columns / 8; n++) {
+                float2 shift = *(const float2 *)(lse + 8 * n + lane % 4 * 2);
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, e % 2 ? -shift.y : -shift.x));
+            }
+            if (a.causal && i0 < tile.row + row + 15) {
+#pragma unroll
+                for (int n = 0; n < Columns / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        int i = i0 + 8 * n + lane % 4 * 2 + e % 2,
+                            j = tile.row + row + lane / 4 + e / 2 * 8;
+                        if (j > i) p[n][e] = 0;
+                    }
+            }
+            pack_rows<T, Columns>(packed_p, p);
         }
-        if (a.causal && i0 < tile.row + row + 15) {
-#pragma unroll
-            for (int n = 0; n < Columns / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int i = i0 + 8 * n + lane % 4 * 2 + e % 2,
-                        j = tile.row + row + lane / 4 + e / 2 * 8;
-                    if (j > i) p[n][e] = 0;
-                }
-        }
-        pack_rows<T, Columns>(packed_p, p);
         Products::begin();
         Products::template add<T, Slice, Columns>(dv, packed_p, dy, slice);
         Products::template wait<1>(ds);
@@ -246,7 +313,7 @@ __global__ void __launch_bounds__(256, 1) attention_backward_dkdv(backward_args<
     store(dv, by_one, v, a.dv);
 }
 
-template <class Products, class T, int D>
+template <class Products, class T, int D, bool Options>
 __global__ void __launch_bounds__(256, D > 64 ? 1 : 2) attention_backward_dq(backward_args<T> a) {
     using Tiles = backward_tiles<D>;
     constexpr int Rows = Tiles::Rows, Columns = Tiles::Columns, Stages = Tiles::Stages;
@@ -256,7 +323,8 @@ __global__ void __launch_bounds__(256, D > 64 ? 1 : 2) attention_backward_dq(bac
     if (!find_tile(a.cu, a.S, a.N, Rows, blockIdx.x, false, &tile)) return;
     uint32_t q = (shared_address(memory) + 1023) / 1024 * 1024, dy = q + Tiles::RowBytes,
              columns = dy + Tiles::RowBytes;
-    int keys = a.causal ? min(tile.length, tile.row + Rows) : tile.length;
+    int keys = a.causal ? min(tile.length, tile.row + Rows) : tile.length,
+        begin = first_tile<Options, Columns>(tile.row, a.window);
     auto load_keys = [&](int j0, int stage) {
         uint32_t k = columns + stage * 2 * Tiles::ColumnBytes;
         load_tile<D, Columns, 256>(k, threadIdx.x, a.k.row(tile.first + j0, g), a.k.token,
@@ -268,7 +336,7 @@ __global__ void __launch_bounds__(256, D > 64 ? 1 : 2) attention_backward_dq(bac
                             tile.length - tile.row, a.d, a.aligned);
     load_tile<D, Rows, 256>(dy, threadIdx.x, a.dy.row(tile.first + tile.row, h), a.dy.token,
                             tile.length - tile.row, a.d, a.aligned);
-    load_keys(0, 0);
+    load_keys(begin, Stages > 1 ? begin / Columns & 1 : 0);
     copy_commit();
     float lse[2], delta[2];
 #pragma unroll
@@ -280,9 +348,9 @@ __global__ void __launch_bounds__(256, D > 64 ? 1 : 2) attention_backward_dq(bac
     }
 
     float dq[D / 8][4] = {}, scale_log2 = a.scale * LOG2E;
-    for (int j0 = 0; j0 < keys; j0 += Columns) {
+    for (int j0 = begin; j0 < keys; j0 += Columns) {
         int stage = Stages > 1 ? j0 / Columns & 1 : 0;
-        if (Stages == 1 && j0 > 0) {
+        if (Stages == 1 && j0 > begin) {
             __syncthreads();
             load_keys(j0, 0);
             copy_commit();
@@ -300,19 +368,36 @@ __global__ void __launch_bounds__(256, D > 64 ? 1 : 2) attention_backward_dq(bac
             copy_commit();
         }
         Products::template wait<1>(p);
+        if constexpr (Options) {
 #pragma unroll
-        for (int n = 0; n < Columns / 8; n++)
+            for (int n = 0; n < Columns / 8; n++) {
+                float slope[4];
+                probabilities(
+                    a, p[n], slope, [&](int e) { return lse[e / 2]; },
+                    [&](int e) {
+                        int j = j0 + 8 * n + lane % 4 * 2 + e % 2,
+                            i = tile.row + row + lane / 4 + e / 2 * 8;
+                        return j < keys && !(a.causal && j > i) && i - j < a.window;
+                    });
 #pragma unroll
-            for (int e = 0; e < 4; e++) p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, -lse[e / 2]));
-        if (j0 + Columns > keys || (a.causal && j0 + Columns - 1 > tile.row + row)) {
+                for (int e = 0; e < 4; e++) p[n][e] *= slope[e];
+            }
+        } else {
 #pragma unroll
             for (int n = 0; n < Columns / 8; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int j = j0 + 8 * n + lane % 4 * 2 + e % 2,
-                        i = tile.row + row + lane / 4 + e / 2 * 8;
-                    if (j >= keys || (a.causal && j > i)) p[n][e] = 0;
-                }
+                for (int e = 0; e < 4; e++)
+                    p[n][e] = exp2_fast(fmaf(p[n][e], scale_log2, -lse[e / 2]));
+            if (j0 + Columns > keys || (a.causal && j0 + Columns - 1 > tile.row + row)) {
+#pragma unroll
+                for (int n = 0; n < Columns / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        int j = j0 + 8 * n + lane % 4 * 2 + e % 2,
+                            i = tile.row + row + lane / 4 + e / 2 * 8;
+                        if (j >= keys || (a.causal && j > i)) p[n][e] = 0;
+                    }
+            }
         }
         Products::template wait<0>(ds);
 #pragma unroll
@@ -388,13 +473,22 @@ __device__ __forceinline__ void load_keys_f32(const backward_f32_memory<D> &m,
     });
 }
 
-/* The probability of key j for query i, whose statistics are `lse`. */
+/* The probability of key j for query i, whose statistics are `lse`, and what passes the cap of a
+ * gradient. */
+template <bool Options>
 __device__ __forceinline__ float probability_f32(const backward_args<float> &a, float score,
-                                                 float lse, int i, int j, int T) {
-    return j >= T || (a.causal && j > i) ? 0.0f : expf(score * a.scale - lse);
+                                                 float lse, int i, int j, int T, float *slope) {
+    *slope = 1;
+    if (j >= T || (a.causal && j > i) || (Options && i - j >= a.window)) return 0;
+    if (Options && a.cap != 0) {
+        float t = tanhf(__fmul_rn(score, a.cap));
+        *slope = fmaf(-t, t, 1.0f);
+        return expf(t * a.large - lse);
+    }
+    return expf(score * a.scale - lse);
 }
 
-template <int D>
+template <int D, bool Options>
 __global__ void __launch_bounds__(F32_THREADS) attention_backward_dkdv_f32(backward_args<float> a) {
     extern __shared__ __align__(1024) char memory[];
     backward_f32_memory<D> m(memory);
@@ -407,8 +501,9 @@ __global__ void __launch_bounds__(F32_THREADS) attention_backward_dkdv_f32(backw
     for (int r = 0; r < 2; r++)
 #pragma unroll
         for (int i = 0; i < D / 64; i++) dk[r][i] = dv[r][i] = {0, 0, 0, 0};
+    int end = queries_end<Options, TILE_F32>(a, tile);
     for (int h = g * a.group; h < (g + 1) * a.group; h++)
-        for (int i0 = a.causal ? tile.row : 0; i0 < tile.length; i0 += TILE_F32) {
+        for (int i0 = a.causal ? tile.row : 0; i0 < end; i0 += TILE_F32) {
             __syncthreads();
             load_queries_f32<D>(m, a, tile, i0, h);
             __syncthreads();
@@ -420,10 +515,10 @@ __global__ void __launch_bounds__(F32_THREADS) attention_backward_dkdv_f32(backw
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     int j = ty * 2 + r, i = tx + 16 * c;
-                    float p =
-                        probability_f32(a, s[r][c], m.lse[i], i0 + i, tile.row + j, tile.length);
+                    float slope, p = probability_f32<Options>(a, s[r][c], m.lse[i], i0 + i,
+                                                              tile.row + j, tile.length, &slope);
                     m.p[j * PITCH_F32 + i] = p;
-                    m.ds[j * PITCH_F32 + i] = p * (dp[r][c] - m.delta[i]);
+                    m.ds[j * PITCH_F32 + i] = slope * p * (dp[r][c] - m.delta[i]);
                 }
             __syncwarp();
             add_rows_f32<D, 2>(dv, m.p, PITCH_F32, m.dy, TILE_F32, ty, tx);
@@ -439,7 +534,7 @@ __global__ void __launch_bounds__(F32_THREADS) attention_backward_dkdv_f32(backw
     }
 }
 
-template <int D>
+template <int D, bool Options>
 __global__ void __launch_bounds__(F32_THREADS) attention_backward_dq_f32(backward_args<float> a) {
     extern __shared__ __align__(1024) char memory[];
     backward_f32_memory<D> m(memory);
@@ -453,7 +548,7 @@ __global__ void __launch_bounds__(F32_THREADS) attention_backward_dq_f32(backwar
 #pragma unroll
         for (int i = 0; i < D / 64; i++) dq[r][i] = {0, 0, 0, 0};
     int keys = a.causal ? min(tile.length, tile.row + TILE_F32) : tile.length;
-    for (int j0 = 0; j0 < keys; j0 += TILE_F32) {
+    for (int j0 = first_tile<Options, TILE_F32>(tile.row, a.window); j0 < keys; j0 += TILE_F32) {
         __syncthreads();
         load_keys_f32<D>(m, a, tile, j0, h / a.group);
         __syncthreads();
@@ -465,8 +560,9 @@ __global__ void __launch_bounds__(F32_THREADS) attention_backward_dq_f32(backwar
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 int i = ty * 2 + r, j = tx + 16 * c;
-                float p = probability_f32(a, s[r][c], m.lse[i], tile.row + i, j0 + j, tile.length);
-                m.ds[i * PITCH_F32 + j] = p * (dp[r][c] - m.delta[i]);
+                float slope, p = probability_f32<Options>(a, s[r][c], m.lse[i], tile.row + i,
+                                                          j0 + j, tile.length, &slope);
+                m.ds[i * PITCH_F32 + j] = slope * p * (dp[r][c] - m.delta[i]);
             }
         __syncwarp();
         add_rows_f32<D, 2>(dq, m.ds, PITCH_F32, m.k, TILE_F32, ty, tx);
@@ -480,61 +576,67 @@ __global__ void __launch_bounds__(F32_THREADS) attention_backward_dq_f32(backwar
 
 /* ---- launchers ---- */
 
-template <class Products, class T, int D>
+template <class Products, class T, int D, bool Options>
 static lg_status launch_backward(lg_context *ctx, const backward_args<T> &a) {
     using Tiles = backward_tiles<D>;
     unsigned tiles = (unsigned)num_sequence_tiles(a.N, a.S, Tiles::Rows);
     if (a.dk.data || a.dv.data)
-        LG_TRY(launch(ctx, "attention_backward", attention_backward_dkdv<Products, T, D>,
+        LG_TRY(launch(ctx, "attention_backward", attention_backward_dkdv<Products, T, D, Options>,
                       dim3(tiles, (unsigned)(a.H / a.group), Tiles::Slices), Tiles::Threads,
                       Tiles::bytes, a));
     if (a.dq.data)
-        LG_TRY(launch(ctx, "attention_backward", attention_backward_dq<Products, T, D>,
+        LG_TRY(launch(ctx, "attention_backward", attention_backward_dq<Products, T, D, Options>,
                       dim3(tiles, (unsigned)a.H), Tiles::Threads, Tiles::bytes, a));
     return LG_OK;
 }
 
-template <int D>
+template <int D, bool Options>
 static lg_status launch_backward_f32(lg_context *ctx, const backward_args<float> &a) {
     unsigned tiles = (unsigned)num_sequence_tiles(a.N, a.S, TILE_F32);
     if (a.dk.data || a.dv.data)
-        LG_TRY(launch(ctx, "attention_backward", attention_backward_dkdv_f32<D>,
+        LG_TRY(launch(ctx, "attention_backward", attention_backward_dkdv_f32<D, Options>,
                       dim3(tiles, (unsigned)(a.H / a.group)), F32_THREADS, backward_f32_bytes<D>(),
                       a));
     if (a.dq.data)
-        LG_TRY(launch(ctx, "attention_backward", attention_backward_dq_f32<D>,
+        LG_TRY(launch(ctx, "attention_backward", attention_backward_dq_f32<D, Options>,
                       dim3(tiles, (unsigned)a.H), F32_THREADS, backward_f32_bytes<D>(), a));
     return LG_OK;
 }
 
 /* A head size runs in the next larger one that there is. */
+template <bool Options>
 static lg_status backward_of_size(lg_context *ctx, const backward_args<float> &a) {
-    if (a.d <= 64) return launch_backward_f32<64>(ctx, a);
-    if (a.d <= 128) return launch_backward_f32<128>(ctx, a);
-    return launch_backward_f32<256>(ctx, a);
+    if (a.d <= 64) return launch_backward_f32<64, Options>(ctx, a);
+    if (a.d <= 128) return launch_backward_f32<128, Options>(ctx, a);
+    return launch_backward_f32<256, Options>(ctx, a);
 }
 
-template <class T>
-static lg_status backward_of_size(lg_context *ctx, const backward_args<T> &a) {
-    if (has_wgmma() && a.d <= 64) return launch_backward<warpgroup_products, T, 64>(ctx, a);
-    if (has_wgmma() && a.d <= 128) return launch_backward<warpgroup_products, T, 128>(ctx, a);
-    if (a.d <= 32) return launch_backward<warp_products, T, 32>(ctx, a);
-    if (a.d <= 64) return launch_backward<warp_products, T, 64>(ctx, a);
-    if (a.d <= 96) return launch_backward<warp_products, T, 96>(ctx, a);
-    if (a.d <= 128) return launch_backward<warp_products, T, 128>(ctx, a);
-    return launch_backward<warp_products, T, 256>(ctx, a);
+template <bool Options, class T>
+static lg_status backward_of_size(lg_context *ctx, backward_args<T> a) {
+    a.cap *= 2 * LOG2E; /* tanh_fast */
+    if (has_wgmma() && a.d <= 64)
+        return launch_backward<warpgroup_products, T, 64, Options>(ctx, a);
+    if (has_wgmma() && a.d <= 128)
+        return launch_backward<warpgroup_products, T, 128, Options>(ctx, a);
+    if (a.d <= 32) return launch_backward<warp_products, T, 32, Options>(ctx, a);
+    if (a.d <= 64) return launch_backward<warp_products, T, 64, Options>(ctx, a);
+    if (a.d <= 96) return launch_backward<warp_products, T, 96, Options>(ctx, a);
+    if (a.d <= 128) return launch_backward<warp_products, T, 128, Options>(ctx, a);
+    return launch_backward<warp_products, T, 256, Options>(ctx, a);
 }
 
 extern "C" lg_status cuda_attention_backward(lg_context *ctx, const lg_tensor *dy,
                                              const lg_tensor *q, const lg_tensor *k,
                                              const lg_tensor *v, const lg_tensor *y,
                                              const lg_tensor *lse, const lg_tensor *cu_seqlens,
-                                             double scale, bool causal, lg_tensor *dq,
-                                             lg_tensor *dk, lg_tensor *dv) {
+                                             const lg_tensor *sinks, double scale, bool causal,
+                                             int64_t window, double softcap, lg_tensor *dq,
+                                             lg_tensor *dk, lg_tensor *dv, lg_tensor *dsinks) {
     int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1],
             S = cu_seqlens->shape[0] - 1;
-    LG_TRY(check_heads(ctx, "attention_backward", H, G, D));
-    if (N == 0 || S == 0 || H == 0 || (!dq && !dk && !dv)) return LG_OK;
+    LG_TRY(check_attention(ctx, "attention_backward", H, G, D, causal, window, softcap));
+    if (!sinks) dsinks = NULL;
+    if (N == 0 || S == 0 || H == 0 || (!dq && !dk && !dv && !dsinks)) return LG_OK;
     void *delta;
     LG_TRY(lg_scratch(ctx, N * H * 4, &delta));
     return dispatch_float(ctx, "attention_backward", q->dtype, [&](auto t) {
@@ -559,9 +661,19 @@ extern "C" lg_status cuda_attention_backward(lg_context *ctx, const lg_tensor *d
                               causal,
                               heads_aligned(dy) && heads_aligned(q) && heads_aligned(k) &&
                                   heads_aligned(v) && heads_aligned(dq) && heads_aligned(dk) &&
-                                  heads_aligned(dv)};
+                                  heads_aligned(dv),
+                              sinks ? (const T *)sinks->data : NULL,
+                              dsinks ? (float *)dsinks->data : NULL,
+                              window_within(window, N),
+                              softcap != 0 ? (float)(scale / softcap) : 0,
+                              (float)(softcap != 0 ? softcap : scale)};
         LG_TRY(launch(ctx, "attention_backward", attention_backward_delta<T>,
                       dim3((unsigned)((N * H + 7) / 8)), 256, 0, a));
-        return backward_of_size(ctx, a);
+        if (dsinks)
+            LG_TRY(launch(ctx, "attention_backward", attention_backward_sinks<T>, dim3((unsigned)H),
+                          1024, 0, a));
+        return with_options(a.window < N || softcap != 0, [&](auto options) {
+            return backward_of_size<decltype(options)::value != 0>(ctx, a);
+        });
     });
 }

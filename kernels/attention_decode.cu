@@ -3,6 +3,8 @@
  *
  *   y[b,h] = sum_j p[j] v[j],  p = softmax_j(scale q[b,h] . k[j]),  j < length[b]
  *
+ * with the forward's options: window, cap, sinks.
+ *
  * 16-bit types in two launches that each read their half of the cache once: scores, parallel over
  * keys, to scratch; values, where a warp owns 32 columns of up to 16 heads of a group and takes
  * the keys in the forward's tiles and order, so that no partial results have to be merged. fp32
@@ -24,12 +26,15 @@ struct decode_args {
     float scale; /* as in the forward */
     bool negate, aligned;
     device_error *error;
+    const T *sinks; /* these as in the forward */
+    int window;
+    float cap;
 
     /* Whether row b has keys; a bad length is noted once. */
     __device__ bool row_length(int b, bool note, int *n) const {
         *n = length[b];
         if (*n >= 1 && *n <= (int64_t)pages * page_size) return true;
-        if (note) note_error(error, ERROR_LENGTH, b, *n, (int64_t)pages * page_size + 1);
+        if (note) note_error(error, ERROR_LENGTH, b, *n, (int64_t)pages * page_size + 1, 1);
         return false;
     }
     /* Where position j of row b lies, or -1. */
@@ -95,16 +100,17 @@ constexpr int64_t decode_scores_bytes() {
     return (int64_t)(D + 63) / 64 * 128 * (HEADS + DECODE_THREADS / 32 * 2 * PIECE);
 }
 
-template <class T, int D, int Halves>
+template <class T, int D, int Halves, bool Options>
 __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_scores(decode_args<T> a) {
     extern __shared__ __align__(1024) char memory[];
     constexpr int TileBytes = (D + 63) / 64 * 128 * PIECE, Warps = DECODE_THREADS / 32;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, b = blockIdx.z, n;
     head_group heads(blockIdx.y, a.group);
     if (!a.row_length(b, blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0, &n)) return;
-    if ((int)blockIdx.x * Warps * PIECE >= n) return;
+    int begin = first_tile<Options, PIECE>(n - 1, a.window);
+    if (begin + (int)blockIdx.x * Warps * PIECE >= n) return;
     uint32_t q = shared_address(memory), k = q + (D + 63) / 64 * 128 * HEADS + warp * 2 * TileBytes;
-    int step = gridDim.x * Warps * PIECE, j0 = (blockIdx.x * Warps + warp) * PIECE;
+    int step = gridDim.x * Warps * PIECE, j0 = begin + (blockIdx.x * Warps + warp) * PIECE;
     float *scores = a.scores + ((int64_t)b * gridDim.y + blockIdx.y) * a.capacity * 8 * Halves +
                     lane * 2 * Halves;
     auto load_keys = [&](int slot, int stage) {
@@ -143,7 +149,10 @@ __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_scores(decode
         for (int m = 0; m < PIECE / 8; m++) {
             vec<float, 2 * Halves> x;
 #pragma unroll
-            for (int e = 0; e < 2 * Halves; e++) x[e] = a.negate ? -s[m][e] : s[m][e];
+            for (int e = 0; e < 2 * Halves; e++) {
+                x[e] = a.negate ? -s[m][e] : s[m][e];
+                if (Options && a.cap != 0) x[e] = tanh_fast(__fmul_rn(x[e], a.cap));
+            }
             *(vec<float, 2 * Halves> *)(scores + ((int64_t)j0 / 8 + m) * 64 * Halves) = x;
         }
         __syncwarp();
@@ -160,7 +169,7 @@ struct value_pieces {
     }
 };
 
-template <class T, int Keys, int Halves>
+template <class T, int Keys, int Halves, bool Options>
 __global__ void __launch_bounds__(256) attention_decode_values(decode_args<T> a) {
     using Pieces = value_pieces;
     constexpr int Stages = Pieces::Stages;
@@ -188,18 +197,22 @@ __global__ void __launch_bounds__(256) attention_decode_values(decode_args<T> a)
             for (int e = 0; e < 2 * Halves; e++) s[m][e] = x[e];
         }
     };
-    for (int i = 0; i < Stages - 1; i++) load_values(piece_slot(a, b, i * PIECE, n, false), i);
-    int next_slot = piece_slot(a, b, (Stages - 1) * PIECE, n, false), stage = 0;
-    float next[Keys / 8][4], y[4][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {},
-                             alpha[2] = {};
-    load_scores(next, 0);
-    for (int j0 = 0; j0 < n; j0 += Keys) {
+    int begin = first_tile<Options, Keys>(n - 1, a.window), stage = 0;
+    for (int i = 0; i < Stages - 1; i++)
+        load_values(piece_slot(a, b, begin + i * PIECE, n, false), i);
+    int next_slot = piece_slot(a, b, begin + (Stages - 1) * PIECE, n, false);
+    float next[Keys / 8][4], y[4][4] = {}, sum[2] = {}, alpha[2] = {},
+                             top[2] = {no_score<Options>(), no_score<Options>()};
+    load_scores(next, begin);
+    for (int j0 = begin; j0 < n; j0 += Keys) {
         float s[Keys / 8][4] = {};
 #pragma unroll
         for (int m = 0; m < Keys / 8; m++)
 #pragma unroll
-            for (int e = 0; e < 2 * Halves; e++)
-                s[m][e] = j0 + 8 * m + lane % 4 * 2 + e % 2 < n ? next[m][e] : -INFINITY;
+            for (int e = 0; e < 2 * Halves; e++) {
+                int j = j0 + 8 * m + lane % 4 * 2 + e % 2;
+                s[m][e] = j < n && (!Options || j >= n - a.window) ? next[m][e] : -INFINITY;
+            }
         load_scores(next, j0 + Keys);
         softmax_step<Halves>(s, a.scale, top, sum, alpha);
 #pragma unroll
@@ -233,9 +246,13 @@ __global__ void __launch_bounds__(256) attention_decode_values(decode_args<T> a)
     }
 #pragma unroll
     for (int half = 0; half < Halves; half++) {
-        float factor = 1 / quad_reduce(sum[half], Sum());
+        float total = quad_reduce(sum[half], Sum()), factor, lse;
         int r = lane / 4 + 8 * half;
         if (r >= heads.count) continue;
+        if constexpr (Options)
+            factor = with_sink(top[half], a.scale, &total, a.sinks, heads.first + r, &lse);
+        else
+            factor = 1 / total;
         T *to = a.y.row(b, heads.first + r);
 #pragma unroll
         for (int m = 0; m < 4; m++)
@@ -249,7 +266,7 @@ __global__ void __launch_bounds__(256) attention_decode_values(decode_args<T> a)
 
 /* ---- fp32 ---- */
 
-template <int D>
+template <int D, bool Options>
 __global__ void __launch_bounds__(F32_THREADS) attention_decode_f32(decode_args<float> a) {
     extern __shared__ __align__(1024) char memory[];
     int b = blockIdx.z, n;
@@ -259,75 +276,82 @@ __global__ void __launch_bounds__(F32_THREADS) attention_decode_f32(decode_args<
         int64_t at = a.slot(b, j, n, true);
         return at >= 0 ? x.row(at, heads.g) : NULL;
     };
-    attend_f32<D, 1>((float *)memory, n, -1, a.d, a.scale,
-                     [&](int r) { return r < heads.count ? a.q.row(b, heads.first + r) : NULL; },
-                     [&](int j) { return row(a.k, j); }, [&](int j) { return row(a.v, j); },
-                     [&](int r) { return r < heads.count ? a.y.row(b, heads.first + r) : NULL; },
-                     [](int, float) {});
+    score_rule rule = {n, -1, a.window, a.scale, a.cap, a.sinks != NULL};
+    attend_f32<D, 1, Options>(
+        (float *)memory, rule, a.d,
+        [&](int r) { return r < heads.count ? a.q.row(b, heads.first + r) : NULL; },
+        [&](int j) { return row(a.k, j); }, [&](int j) { return row(a.v, j); },
+        [&](int r) { return a.sinks[heads.first + r]; },
+        [&](int r) { return r < heads.count ? a.y.row(b, heads.first + r) : NULL; },
+        [](int, float) {});
 }
 
 /* ---- launchers ---- */
 
-template <int D>
+template <int D, bool Options>
 static lg_status launch_decode_f32(lg_context *ctx, const decode_args<float> &a, int B,
                                    int head_tiles) {
-    return launch(ctx, "attention_decode", attention_decode_f32<D>,
+    return launch(ctx, "attention_decode", attention_decode_f32<D, Options>,
                   dim3(1, (unsigned)head_tiles, (unsigned)B), F32_THREADS, attend_f32_bytes<D, 1>(),
                   a);
 }
 
-static lg_status decode_of_size(lg_context *ctx, const decode_args<float> &a, int B,
-                                int head_tiles) {
-    if (a.d <= 64) return launch_decode_f32<64>(ctx, a, B, head_tiles);
-    if (a.d <= 128) return launch_decode_f32<128>(ctx, a, B, head_tiles);
-    return launch_decode_f32<256>(ctx, a, B, head_tiles);
+template <bool Options>
+static lg_status decode_of_size(lg_context *ctx, decode_args<float> a, int B, int head_tiles,
+                                double softcap) {
+    natural_scores(&a.scale, &a.cap, softcap);
+    if (a.d <= 64) return launch_decode_f32<64, Options>(ctx, a, B, head_tiles);
+    if (a.d <= 128) return launch_decode_f32<128, Options>(ctx, a, B, head_tiles);
+    return launch_decode_f32<256, Options>(ctx, a, B, head_tiles);
 }
 
 /* Scores take as many blocks as fill the device four times over, each going on to further keys. */
-template <class T, int D, int Keys, int Halves>
+template <class T, int D, int Keys, int Halves, bool Options>
 static lg_status launch_decode(lg_context *ctx, const decode_args<T> &a, int B, int head_tiles) {
-    int64_t most = (a.capacity + 4 * PIECE - 1) / (4 * PIECE);
+    int64_t span = (int64_t)a.window + PIECE, keys = span < a.capacity ? span : a.capacity;
+    int64_t most = (keys + 4 * PIECE - 1) / (4 * PIECE);
     int64_t wanted = 12 * (int64_t)cuda_num_sms(ctx) / ((int64_t)B * head_tiles) + 1;
     LG_TRY(
-        launch(ctx, "attention_decode", attention_decode_scores<T, D, Halves>,
+        launch(ctx, "attention_decode", attention_decode_scores<T, D, Halves, Options>,
                dim3((unsigned)(wanted < most ? wanted : most), (unsigned)head_tiles, (unsigned)B),
                DECODE_THREADS, decode_scores_bytes<D>(), a));
     int warps = (a.d + value_pieces::Columns - 1) / value_pieces::Columns;
-    return launch(ctx, "attention_decode", attention_decode_values<T, Keys, Halves>,
+    return launch(ctx, "attention_decode", attention_decode_values<T, Keys, Halves, Options>,
                   dim3(1, (unsigned)head_tiles, (unsigned)B), 32 * warps,
                   warps * value_pieces::Stages * value_pieces::Bytes, a);
 }
 
 /* Keys is the forward's tile. Groups of up to 8 heads use half of a fragment's rows. */
-template <int D, int Keys, class T>
+template <int D, int Keys, bool Options, class T>
 static lg_status launch_decode(lg_context *ctx, decode_args<T> a, int B, int head_tiles) {
     int halves = a.group <= 8 ? 1 : 2;
     void *scores;
     LG_TRY(lg_scratch(ctx, (int64_t)B * head_tiles * a.capacity * 8 * halves * 4, &scores));
     a.scores = (float *)scores;
-    a.negate = a.scale < 0;
-    a.scale = fmaxf(fabsf(a.scale) * LOG2E, 1e-30f);
-    if (halves == 1) return launch_decode<T, D, Keys, 1>(ctx, a, B, head_tiles);
-    return launch_decode<T, D, Keys, 2>(ctx, a, B, head_tiles);
+    if (halves == 1) return launch_decode<T, D, Keys, 1, Options>(ctx, a, B, head_tiles);
+    return launch_decode<T, D, Keys, 2, Options>(ctx, a, B, head_tiles);
 }
 
-template <class T>
-static lg_status decode_of_size(lg_context *ctx, const decode_args<T> &a, int B, int head_tiles) {
-    if (has_wgmma() && a.d <= 64) return launch_decode<64, 128>(ctx, a, B, head_tiles);
-    if (has_wgmma() && a.d <= 128) return launch_decode<128, 128>(ctx, a, B, head_tiles);
-    if (a.d <= 64) return launch_decode<64, 64>(ctx, a, B, head_tiles);
-    if (a.d <= 128) return launch_decode<128, 64>(ctx, a, B, head_tiles);
-    return launch_decode<256, 64>(ctx, a, B, head_tiles);
+template <bool Options, class T>
+static lg_status decode_of_size(lg_context *ctx, decode_args<T> a, int B, int head_tiles,
+                                double softcap) {
+    base2_scores(&a.scale, &a.negate, &a.cap, softcap);
+    if (has_wgmma() && a.d <= 64) return launch_decode<64, 128, Options>(ctx, a, B, head_tiles);
+    if (has_wgmma() && a.d <= 128) return launch_decode<128, 128, Options>(ctx, a, B, head_tiles);
+    if (a.d <= 64) return launch_decode<64, 64, Options>(ctx, a, B, head_tiles);
+    if (a.d <= 128) return launch_decode<128, 64, Options>(ctx, a, B, head_tiles);
+    return launch_decode<256, 64, Options>(ctx, a, B, head_tiles);
 }
 
 extern "C" lg_status cuda_attention_decode(lg_context *ctx, const lg_tensor *q,
                                            const lg_tensor *k_cache, const lg_tensor *v_cache,
                                            const lg_tensor *page, const lg_tensor *length,
-                                           int64_t page_size, double scale, lg_tensor *y) {
+                                           const lg_tensor *sinks, int64_t page_size, double scale,
+                                           int64_t window, double softcap, lg_tensor *y) {
     int64_t B = q->shape[0], H = q->shape[1], D = q->shape[2], P = k_cache->shape[0],
             G = k_cache->shape[1];
     int64_t M = page->shape[1], capacity = M * page_size / PIECE * PIECE + PIECE;
-    LG_TRY(check_heads(ctx, "attention_decode", H, G, D));
+    LG_TRY(check_attention(ctx, "attention_decode", H, G, D, true, window, softcap));
     if (page_size <= 0)
         return lg_fail(ctx, LG_EINVAL, "attention_decode: page_size is %lld, wanted above 0",
                        (long long)page_size);
@@ -356,8 +380,14 @@ extern "C" lg_status cuda_attention_decode(lg_context *ctx, const lg_tensor *q,
                             (float)scale,
                             false,
                             heads_aligned(q) && heads_aligned(k_cache) && heads_aligned(v_cache),
-                            cuda_error_slot(ctx)};
+                            cuda_error_slot(ctx),
+                            sinks ? (const T *)sinks->data : NULL,
+                            window_within(window, capacity),
+                            0};
         int head_tiles = (int)(G * ((a.group + HEADS - 1) / HEADS));
-        return decode_of_size(ctx, a, (int)B, head_tiles);
+        return with_options(sinks || a.window < capacity || softcap != 0, [&](auto options) {
+            return decode_of_size<decltype(options)::value != 0>(ctx, a, (int)B, head_tiles,
+                                                                 softcap);
+        });
     });
 }

@@ -25,7 +25,7 @@ typedef __half f16;
 typedef struct device_error {
     int32_t code; /* 0: nothing; else an index into the texts of device.cu */
     int32_t pad;
-    long long index, value, limit;
+    long long index, value, low, limit; /* wanted: [low, limit) */
 } device_error;
 
 enum {
@@ -36,7 +36,10 @@ enum {
     ERROR_INDEX,
     ERROR_SLOT,
     ERROR_LOGIT,
-    ERROR_LENGTH
+    ERROR_LENGTH,
+    ERROR_SEQUENCE,
+    ERROR_SEGMENT,
+    ERROR_DRAW
 };
 
 cudaStream_t cuda_stream(lg_context *ctx);
@@ -229,10 +232,11 @@ __device__ __forceinline__ float block_reduce(float x, Op op, float identity) {
 
 /* Keeps the first error of a run. */
 __device__ __forceinline__ void note_error(device_error *slot, int code, long long index,
-                                           long long value, long long limit) {
+                                           long long value, long long limit, long long low = 0) {
     if (atomicCAS(&slot->code, 0, code) == 0) {
         slot->index = index;
         slot->value = value;
+        slot->low = low;
         slot->limit = limit;
         __threadfence_system();
     }

@@ -75,12 +75,15 @@ static lg_status report_noted(lg_context *ctx) {
                                        "gather: index",
                                        "cache: slot",
                                        "sample: row",
-                                       "attention_decode: length"};
+                                       "attention_decode: length",
+                                       "attention: cu_seqlens",
+                                       "segment_sum: cu_seqlens",
+                                       "sample: position"};
     if (e.code == ERROR_LOGIT)
         return lg_fail(ctx, LG_ENUMERIC, "sample: row %lld has NaN, +inf or no finite logit",
                        e.index);
-    return lg_fail(ctx, LG_EINVAL, "%s[%lld] is %lld, wanted [0, %lld)", what[e.code], e.index,
-                   e.value, e.limit);
+    return lg_fail(ctx, LG_EINVAL, "%s[%lld] is %lld, wanted [%lld, %lld)", what[e.code], e.index,
+                   e.value, e.low, e.limit);
 }
 
 /* ---- what a device does ---- */

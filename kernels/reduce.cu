@@ -96,7 +96,7 @@ __device__ __forceinline__ int64_t segment_bound(const int32_t *cu, int64_t s, i
                                                  int64_t n, device_error *error) {
     const int64_t at = cu[s];
     if (at >= low && at <= n) return at;
-    note_error(error, ERROR_INDEX, s, at, n + 1);
+    note_error(error, ERROR_SEGMENT, s, at, n + 1, low);
     return at < low ? low : n;
 }
 

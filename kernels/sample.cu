@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t b = blockIdx.x;
     const logits<T> row = {z + b * stride, V};
     if (position[b] < 0 && threadIdx.x == 0)
-        note_error(error, ERROR_POSITION, b, position[b], (long long)INT32_MAX + 1);
+        note_error(error, ERROR_DRAW, b, position[b], (long long)INT32_MAX + 1);
     double p = NAN;
     const int drawn = sample_row(row, &shared, k, uniform_of(seed, sequence[b], position[b]), &p);
     if (threadIdx.x != 0) return;

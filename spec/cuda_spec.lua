@@ -108,14 +108,49 @@ describe("the CUDA backend", function()
     end
   end
 
-  it("reports an id that is out of range at the next wait", function()
-    local op = ops.schema.embedding
-    local values = device.poisoned(op, {
-      w = Tensor.from_table({ { 1, 2 }, { 3, 4 } }),
-      ids = Tensor.from_table({ 0, 5 }, "i32"),
-    }, "f32")
+  -- What a call with these inputs raises, at once or at the next wait.
+  local function refused(name, inputs, text)
+    local op = ops.schema[name]
     helper.raises(function()
-      device.call(op, values)
-    end, "embedding: ids[1] is 5, wanted [0, 2)")
+      device.call(op, device.poisoned(op, inputs, "f32"))
+    end, text)
+  end
+
+  local function i32(...)
+    return Tensor.from_table({ ... }, "i32")
+  end
+
+  local function attention(cu, causal, window, softcap, text)
+    local x = helper.normal(1, { 8, 2, 16 })
+    refused("attention", { q = x, k = x, v = x, cu_seqlens = cu, scale = 1, causal = causal,
+      window = window, softcap = softcap }, text)
+  end
+
+  it("reports an id that is out of range at the next wait", function()
+    refused("embedding", { w = Tensor.from_table({ { 1, 2 }, { 3, 4 } }), ids = i32(0, 5) },
+      "embedding: ids[1] is 5, wanted [0, 2)")
+    refused("sample", { z = helper.normal(1, { 1, 5 }), sequence = Tensor.from_table({ 1 }, "i64"),
+      position = i32(-2), seed = 1, top_k = 0, top_p = 1, min_p = 0 },
+      "sample: position[0] is -2, wanted [0, 2147483648)")
+    local cache = helper.normal(1, { 8, 1, 16 })
+    refused("attention_decode", { q = helper.normal(2, { 1, 2, 16 }), k_cache = cache,
+      v_cache = cache, page = Tensor.from_table({ { 0, 1 } }, "i32"), length = i32(9),
+      page_size = 4, scale = 1, window = 0, softcap = 0 },
+      "attention_decode: length[0] is 9, wanted [1, 9)")
+  end)
+
+  it("reports sequences that do not rise to the last token at the next wait", function()
+    attention(i32(0, 3, 9, 8), true, 0, 0, "attention: cu_seqlens[2] is 9, wanted [3, 9)")
+    attention(i32(0, 5, 3, 8), true, 0, 0, "attention: cu_seqlens[2] is 3, wanted [5, 9)")
+    attention(i32(1, 8), true, 0, 0, "attention: cu_seqlens[0] is 1, wanted [0, 1)")
+    attention(i32(0, 6), true, 0, 0, "attention: cu_seqlens[1] is 6, wanted [8, 9)")
+    refused("segment_sum", { x = helper.normal(1, { 8 }), cu_seqlens = i32(0, 5, 3, 8) },
+      "segment_sum: cu_seqlens[2] is 3, wanted [5, 9)")
+  end)
+
+  it("refuses what the CPU refuses of attention's options", function()
+    attention(i32(0, 8), true, -1, 0, "attention: window is -1, wanted 0 or more")
+    attention(i32(0, 8), false, 2, 0, "attention: window is 2, wanted 0 where causal is false")
+    attention(i32(0, 8), true, 0, -1, "attention: softcap is -1, wanted 0 or more")
   end)
 end)

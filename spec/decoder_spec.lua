@@ -36,6 +36,9 @@ local SHAPES = {
   ["with norms of q and k, grouped heads"] = {},
   ["with tied embeddings"] = { tie_word_embeddings = true },
   ["with biases in attention"] = { attention_bias = true },
+  ["with a window in its second layer"] = {
+    use_sliding_window = true, sliding_window = 2, max_window_layers = 1,
+  },
   ["of Llama with all biases, tied, one key/value head"] = {
     model_type = "llama", attention_bias = true, mlp_bias = true, tie_word_embeddings = true,
     num_key_value_heads = 1,

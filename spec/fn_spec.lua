@@ -264,13 +264,22 @@ end)
 describe("an op's own refusals", function()
   local x = fn.ones(2, 2, 4)
   local function attend(cu, heads)
-    return function() ops.attention(x, fn.ones(2, heads or 1, 4), fn.ones(2, heads or 1, 4), cu, 1,
-      true) end
+    return function()
+      local k = fn.ones(2, heads or 1, 4)
+      ops.attention(x, k, k, cu, nil, 1, true, 0, 0)
+    end
   end
-  local function decode(page, length, page_size)
+  local function attend_with(causal, window, softcap)
+    return function()
+      local k = fn.ones(2, 1, 4)
+      ops.attention(x, k, k, helper.ids(0, 2), nil, 1, causal, window, softcap)
+    end
+  end
+  local function decode(page, length, page_size, window, softcap)
     local cache = fn.ones(6, 1, 4)
     return function()
-      ops.attention_decode(x, cache, cache, Tensor.from_table(page, "i32"), length, page_size, 1)
+      ops.attention_decode(x, cache, cache, Tensor.from_table(page, "i32"), length, nil, page_size,
+        1, window or 0, softcap or 0)
     end
   end
   local function adamw(beta1, beta2, step)
@@ -285,6 +294,15 @@ describe("an op's own refusals", function()
     { attend(helper.ids(0, 1)), "attention: cu_seqlens ends at 1, wanted 2" },
     { attend(helper.ids(0, 3)), "attention: cu_seqlens ends at 3, wanted 2" },
     { attend(helper.ids(0, 2), 3), "attention: heads are 2, wanted a multiple of 3" },
+    { attend_with(true, -1, 0), "attention: window is -1, wanted 0 or more" },
+    { attend_with(false, 2, 0), "attention: window is 2, wanted 0 where causal is false" },
+    { attend_with(true, 0, -1), "attention: softcap is -1, wanted 0 or more" },
+    { attend_with(true, 0, 0 / 0), "wanted 0 or more" },
+    { attend_with(true, 0, math.huge), "attention: softcap is inf, wanted 0 or more" },
+    { decode({ { 0 }, { 1 } }, helper.ids(2, 3), 3, -1),
+      "attention_decode: window is -1, wanted 0 or more" },
+    { decode({ { 0 }, { 1 } }, helper.ids(2, 3), 3, 0, -2),
+      "attention_decode: softcap is -2, wanted 0 or more" },
     { decode({ { 0 }, { 1 } }, helper.ids(2, 3), 0),
       "attention_decode: page_size is 0, wanted above 0" },
     { decode({ { 0 }, { 1 } }, helper.ids(2, 4), 3),

@@ -2,8 +2,9 @@
 --   return { compared = N, run = function(case) ... end, only_f64 = true?, elsewhere = "a spec"? }
 -- where run gives the case's outputs, gradients and metrics under the file's names (every number of
 -- the file must be among them), or false and a reason when the case is not built; `compared` is how
--- many cases are: one that falls out is missed. A case: { name, op, options, flags, tensors, dtype,
--- get(key, dtype?) }. `exact` in a result holds numbers that must be equal, `without` omitted ones.
+-- many cases are: one that falls out is missed. A case: { name, op, options, drawing, flags,
+-- tensors, dtype, get(key, dtype?) }. `exact` in a result holds numbers that must be equal,
+-- `without` those left out.
 local fn = require("liger.fn")
 local helper = require("spec.helper")
 local Tensor = require("liger.tensor")

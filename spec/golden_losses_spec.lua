@@ -14,7 +14,7 @@ local function load_case(path, name)
     flags[flag] = true
   end
   local case = { name = name, op = metadata.op, options = cjson.decode(metadata.options),
-    tensors = tensors, flags = flags }
+    drawing = cjson.decode(metadata.drawing), tensors = tensors, flags = flags }
   --- A copy in a dtype: floats in the one under test, unless said.
   function case.get(key, dtype)
     local x = tensors[key]

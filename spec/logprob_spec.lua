@@ -587,6 +587,16 @@ describe("attention", function()
       helper.normal(3, { N, G, D }, dtype)
   end
 
+  -- Without options, and with windows that end within and at panels of keys.
+  local function options_of(dtype)
+    local sinks = helper.normal(4, { H }, dtype)
+    return {
+      { window = 0, softcap = 0 },
+      { window = 21, softcap = 2, sinks = sinks },
+      { window = 32, softcap = 0 },
+    }
+  end
+
   it("gives a sequence the same bits alone, packed, and on any number of threads", function()
     local lengths, N = { 1, 37, 5, 130, 27 }, 200
     local cu = { 0 }
@@ -595,26 +605,31 @@ describe("attention", function()
     end
     for _, dtype in ipairs({ "f32", "bf16", "f64" }) do
       local q, k, v = qkv(N, dtype)
-      local all = {}
-      helper.with_threads({ 1, 2, 3 }, function(threads)
-        all[threads] = { ops.attention(q, k, v, ids(cu), 0.25, true) }
-      end)
-      for o = 1, 2 do
-        same(all[1][o], all[2][o], dtype .. " on 2 threads")
-        same(all[1][o], all[3][o], dtype .. " on 3 threads")
-      end
-      for i, n in ipairs(lengths) do
-        local function part(x)
-          return x:narrow(1, cu[i] + 1, n):clone()
+      for _, o in ipairs(options_of(dtype)) do
+        local function attend(a, b, c, starts)
+          return ops.attention(a, b, c, ids(starts), o.sinks, 0.25, true, o.window, o.softcap)
         end
-        local y, lse = ops.attention(part(q), part(k), part(v), ids({ 0, n }), 0.25, true)
-        same(part(all[1][1]), y, dtype .. " sequence " .. i)
-        same(part(all[1][2]), lse, dtype .. " lse " .. i)
-        -- A prefix of it, too: rows do not see what comes after.
-        local m = math.ceil(n / 2)
-        local prefix = ops.attention(part(q):narrow(1, 1, m), part(k):narrow(1, 1, m),
-          part(v):narrow(1, 1, m), ids({ 0, m }), 0.25, true)
-        same(y:narrow(1, 1, m):clone(), prefix, dtype .. " prefix of " .. i)
+        local all = {}
+        helper.with_threads({ 1, 2, 3 }, function(threads)
+          all[threads] = { attend(q, k, v, cu) }
+        end)
+        for i = 1, 2 do
+          same(all[1][i], all[2][i], dtype .. " on 2 threads")
+          same(all[1][i], all[3][i], dtype .. " on 3 threads")
+        end
+        for i, n in ipairs(lengths) do
+          local function part(x)
+            return x:narrow(1, cu[i] + 1, n):clone()
+          end
+          local y, lse = attend(part(q), part(k), part(v), { 0, n })
+          same(part(all[1][1]), y, dtype .. " sequence " .. i)
+          same(part(all[1][2]), lse, dtype .. " lse " .. i)
+          -- A prefix of it, too: rows do not see what comes after.
+          local m = math.ceil(n / 2)
+          local prefix = attend(part(q):narrow(1, 1, m), part(k):narrow(1, 1, m),
+            part(v):narrow(1, 1, m), { 0, m })
+          same(y:narrow(1, 1, m):clone(), prefix, dtype .. " prefix of " .. i)
+        end
       end
     end
   end)
@@ -623,7 +638,7 @@ describe("attention", function()
     local q = fn.ones(1, 4, 2, "f64")
     local k = fn.zeros(1, 2, 2, "f64")
     local v = Tensor.from_table({ { { 1, 2 }, { 3, 4 } } }, "f64"):requires_grad_()
-    local y = ops.attention(q, k, v, ids({ 0, 1 }), 1, true)
+    local y = ops.attention(q, k, v, ids({ 0, 1 }), nil, 1, true, 0, 0)
     close(y, { { { 1, 2 }, { 1, 2 }, { 3, 4 }, { 3, 4 } } })
     y:backward(Tensor.from_table({ { { 1, 10 }, { 2, 20 }, { 3, 30 }, { 4, 40 } } }, "f64"))
     close(v.grad, { { { 3, 30 }, { 7, 70 } } })
@@ -631,42 +646,47 @@ describe("attention", function()
 
   it("decodes the bits of its last row, for any page size", function()
     local lengths, most = { 1, 7, 64, 100, 33 }, 100
+    local function check(dtype, page_size, o)
+      local pages = math.ceil(most / page_size)
+      local slots = pages * #lengths * page_size
+      local k_cache, v_cache = fn.full(0 / 0, slots, G, D, dtype),
+        fn.full(0 / 0, slots, G, D, dtype)
+      local queries, wanted, table_of = {}, {}, {}
+      for b, n in ipairs(lengths) do
+        local q = helper.normal(10 + b, { n, H, D }, dtype)
+        local k, v = helper.normal(20 + b, { n, G, D }, dtype),
+          helper.normal(30 + b, { n, G, D }, dtype)
+        -- Pages of the sequences lie between each other, last page first.
+        table_of[b] = {}
+        for p = 1, pages do
+          table_of[b][p] = (pages - p) * #lengths + b - 1
+        end
+        local slot = {}
+        for j = 0, n - 1 do
+          slot[j + 1] = table_of[b][math.floor(j / page_size) + 1] * page_size + j % page_size
+        end
+        ops.cache_write(k, v, ids(slot), k_cache, v_cache)
+        local y = ops.attention(q, k, v, ids({ 0, n }), o.sinks, 0.3, true, o.window, o.softcap)
+        queries[b], wanted[b] = q[n], y[n]
+      end
+      local q = Tensor.empty({ #lengths, H, D }, dtype)
+      for b = 1, #lengths do
+        q[b]:copy_(queries[b])
+      end
+      helper.with_threads({ 1, 2 }, function()
+        local y = ops.attention_decode(q, k_cache, v_cache, Tensor.from_table(table_of, "i32"),
+          ids(lengths), o.sinks, page_size, 0.3, o.window, o.softcap)
+        for b = 1, #lengths do
+          same(y[b]:clone(), wanted[b]:clone(),
+            ("%s, page size %d, window %d, sequence %d"):format(dtype, page_size, o.window, b))
+        end
+      end)
+    end
     for _, dtype in ipairs({ "f32", "bf16", "f64" }) do
       for _, page_size in ipairs({ 1, 3, 16, 64, 128 }) do
-        local pages = math.ceil(most / page_size)
-        local slots = pages * #lengths * page_size
-        local k_cache, v_cache = fn.full(0 / 0, slots, G, D, dtype),
-          fn.full(0 / 0, slots, G, D, dtype)
-        local queries, wanted, table_of = {}, {}, {}
-        for b, n in ipairs(lengths) do
-          local q = helper.normal(10 + b, { n, H, D }, dtype)
-          local k, v = helper.normal(20 + b, { n, G, D }, dtype),
-            helper.normal(30 + b, { n, G, D }, dtype)
-          -- Pages of the sequences lie between each other, last page first.
-          table_of[b] = {}
-          for p = 1, pages do
-            table_of[b][p] = (pages - p) * #lengths + b - 1
-          end
-          local slot = {}
-          for j = 0, n - 1 do
-            slot[j + 1] = table_of[b][math.floor(j / page_size) + 1] * page_size + j % page_size
-          end
-          ops.cache_write(k, v, ids(slot), k_cache, v_cache)
-          local y = ops.attention(q, k, v, ids({ 0, n }), 0.3, true)
-          queries[b], wanted[b] = q[n], y[n]
+        for _, o in ipairs(options_of(dtype)) do
+          check(dtype, page_size, o)
         end
-        local q = Tensor.empty({ #lengths, H, D }, dtype)
-        for b = 1, #lengths do
-          q[b]:copy_(queries[b])
-        end
-        helper.with_threads({ 1, 2 }, function()
-          local y = ops.attention_decode(q, k_cache, v_cache, Tensor.from_table(table_of, "i32"),
-            ids(lengths), page_size, 0.3)
-          for b = 1, #lengths do
-            same(y[b]:clone(), wanted[b]:clone(),
-              ("%s, page size %d, sequence %d"):format(dtype, page_size, b))
-          end
-        end)
       end
     end
   end)

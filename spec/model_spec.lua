@@ -423,12 +423,49 @@ describe("a config", function()
 
   it("is refused for settings that would be passed over", function()
     refused({ hidden_act = "gelu" }, "hidden_act is gelu, wanted silu")
-    refused({ use_sliding_window = true }, "use_sliding_window is true")
+    refused({ use_sliding_window = true }, "use_sliding_window is true, wanted none for llama")
+    refused({ use_sliding_window = 1 }, "use_sliding_window is 1, wanted true or false")
+    refused({ sliding_window = 4096 }, "sliding_window is 4096, wanted none for llama")
+    refused({ layer_types = { "full_attention", "sliding_attention" } },
+      "layer_types[1] is sliding_attention, wanted full_attention")
+    refused({ layer_types = { "full_attention" } }, "layer_types has 1 entries, wanted 2")
+    refused({ layer_types = "full_attention" }, "layer_types has no entries, wanted 2")
+    refused({ attn_logit_softcapping = 50 },
+      "attn_logit_softcapping is 50, wanted none for llama")
+    local function qwen3(changes, ...)
+      changes.model_type = "qwen3"
+      refused(changes, ...)
+    end
+    qwen3({ attn_logit_softcapping = 50 }, "attn_logit_softcapping is 50, wanted none for qwen3")
+    qwen3({ use_sliding_window = true, sliding_window = 0 },
+      "sliding_window is 0, wanted a whole number from 1")
+    qwen3({ use_sliding_window = true, max_window_layers = 0.5 },
+      "max_window_layers is 0.5, wanted a whole number from 0")
+    qwen3({ layer_types = { "full_attention", "sliding_attention" } },
+      "layer_types[1] is sliding_attention, wanted full_attention")
+    qwen3({ use_sliding_window = true, layer_types = { "full_attention", "linear_attention" } },
+      "layer_types[1] is linear_attention, wanted full_attention or sliding_attention")
     refused({ rms_norm_eps = "1e-6" }, "rms_norm_eps is 1e-6")
     refused({ rms_norm_eps = 0 }, "rms_norm_eps is 0")
     refused({ tie_word_embeddings = "yes" }, "tie_word_embeddings is yes, wanted true or false")
     refused({ attention_bias = 1 }, "attention_bias is 1, wanted true or false")
     refused({ rope_scaling = { rope_type = "yarn" } }, "rope type is yarn")
+  end)
+
+  it("names the layers that see their last keys alone", function()
+    local function windows(changes)
+      changes.model_type = "qwen3"
+      return loader.from_config(tiny(changes)).shape.windows
+    end
+    assert.same({ 0, 0 }, windows({}))
+    assert.same({ 0, 0 }, windows({ use_sliding_window = false, sliding_window = 5,
+      max_window_layers = 0 }))
+    assert.same({ 0, 0 }, windows({ use_sliding_window = true, sliding_window = 5 }))
+    assert.same({ 0, 5 }, windows({ use_sliding_window = true, sliding_window = 5,
+      max_window_layers = 1 }))
+    assert.same({ 4096, 0 }, windows({ use_sliding_window = true,
+      layer_types = { "sliding_attention", "full_attention" } }))
+    assert.same({ 0, 0 }, windows({ layer_types = { "full_attention", "full_attention" } }))
   end)
 
   it("is named by its path in a folder", function()

@@ -118,6 +118,11 @@ describe("the log-probabilities of generated tokens", function()
       {
         { num_attention_heads = 8, num_key_value_heads = 1, head_dim = 16, num_hidden_layers = 3 },
       },
+      -- Windows that the prompts are longer than, in the last layer too.
+      { { use_sliding_window = true, sliding_window = 5, max_window_layers = 1 } },
+      { { use_sliding_window = true, sliding_window = 3, layer_types = {
+        "sliding_attention", "full_attention",
+      } }, "bf16" },
     }) do
       local model, prompts = new_model(case[1], case[2]), new_prompts(5)
       same_as_scored(model, prompts, generate(model, prompts, { max_new = 20, group = 3 }), 1)

@@ -239,19 +239,22 @@ lg_status lg_swiglu_backward(lg_context *ctx, const lg_tensor *dy, const lg_tens
                              const lg_tensor *up, lg_tensor *dgate, lg_tensor *dup);
 
 /* Attention within packed sequences [cu_seqlens[s], cu_seqlens[s+1]); head h reads key/value head h / (H / G):
- *   y[i,h] = sum_j p[j] v[j],  p = softmax_j(scale q[i,h] . k[j]),  j in the sequence of i, j <= i if causal;
- *   lse[i,h] = the log-sum-exp of the scaled scores.
- *: ~q[N,H,D] ~k[N,G,D] ~v[N,G,D] cu_seqlens[S+1]:i32 -> y[N,H,D] lse[N,H]:acc */
+ *   y[i,h] = sum_j p[j] v[j],  p = softmax_j(s[i,j]),  s[i,j] = softcap tanh(scale q[i,h] . k[j] / softcap),
+ * j in the sequence of i, j <= i if causal, and i - j < window. Without the cap where softcap is 0; window 0 is none, another
+ * one needs causal. sinks[h] is one more score in the softmax, with no value. lse[i,h] = the log-sum-exp of all these scores.
+ *: ~q[N,H,D] ~k[N,G,D] ~v[N,G,D] cu_seqlens[S+1]:i32 sinks?[H] -> y[N,H,D] lse[N,H]:acc */
 lg_status lg_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k, const lg_tensor *v,
-                       const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *y,
-                       lg_tensor *lse);
-/* With delta = dy . y and s the scaled score: ds = p (dy . v - delta), dq = scale sum_j ds k, dk = scale sum_i ds q,
- * dv = sum_i p dy; key/value heads sum over their query heads, h ascending.
- *: dy[N,H,D] ~q[N,H,D] ~k[N,G,D] ~v[N,G,D] y[N,H,D] lse[N,H]:acc cu_seqlens[S+1]:i32 -> ~dq[N,H,D] ~dk[N,G,D] ~dv[N,G,D] */
+                       const lg_tensor *cu_seqlens, const lg_tensor *sinks, double scale,
+                       bool causal, int64_t window, double softcap, lg_tensor *y, lg_tensor *lse);
+/* With delta = dy . y: ds = p (dy . v - delta) (1 - (s / softcap)^2), dq = scale sum_j ds k, dk = scale sum_i ds q,
+ * dv = sum_i p dy; key/value heads sum over their query heads, h ascending. dsinks -= sum_i exp(sinks - lse) delta.
+ *: dy[N,H,D] ~q[N,H,D] ~k[N,G,D] ~v[N,G,D] y[N,H,D] lse[N,H]:acc cu_seqlens[S+1]:i32 sinks?[H] -> ~dq[N,H,D] ~dk[N,G,D] ~dv[N,G,D] dsinks+[H]:acc */
 lg_status lg_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *q,
                                 const lg_tensor *k, const lg_tensor *v, const lg_tensor *y,
-                                const lg_tensor *lse, const lg_tensor *cu_seqlens, double scale,
-                                bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv);
+                                const lg_tensor *lse, const lg_tensor *cu_seqlens,
+                                const lg_tensor *sinks, double scale, bool causal, int64_t window,
+                                double softcap, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv,
+                                lg_tensor *dsinks);
 
 /* Puts keys and values into the paged cache: row n goes to slot[n] = page * page size + offset.
  *: ~k[N,G,D] ~v[N,G,D] slot[N]:i32 k_cache[P,G,D] v_cache[P,G,D] -> k_cache v_cache */
@@ -264,12 +267,13 @@ lg_status lg_cache_copy(lg_context *ctx, const lg_tensor *from, const lg_tensor 
                         lg_tensor *k_cache, lg_tensor *v_cache);
 
 /* Attention of one new position a sequence over its cached keys and values: position j of row b lies at slot
- * page[b, j / page_size] * page_size + j % page_size, j < length[b]. Bit-equal to the last row of lg_attention over the same keys.
- *: ~q[B,H,D] k_cache[P,G,D] v_cache[P,G,D] page[B,M]:i32 length[B]:i32 -> y[B,H,D] */
+ * page[b, j / page_size] * page_size + j % page_size, j < length[b]. Bit-equal to the last row of lg_attention over the same keys,
+ * causal, with the same sinks, window and softcap.
+ *: ~q[B,H,D] k_cache[P,G,D] v_cache[P,G,D] page[B,M]:i32 length[B]:i32 sinks?[H] -> y[B,H,D] */
 lg_status lg_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_tensor *k_cache,
                               const lg_tensor *v_cache, const lg_tensor *page,
-                              const lg_tensor *length, int64_t page_size, double scale,
-                              lg_tensor *y);
+                              const lg_tensor *length, const lg_tensor *sinks, int64_t page_size,
+                              double scale, int64_t window, double softcap, lg_tensor *y);
 
 /* ---- log-probabilities and sampling ---- */
 

@@ -24,6 +24,17 @@ return {
     { lengths = { 150, 3 }, H = 2, G = 1, D = 64, grad = false }, -- two blocks of queries
     { lengths = { 270 }, H = 3, G = 3, D = 48, full = true, grad = false }, -- keys in two blocks
     { lengths = { 40 }, H = 1, G = 1, D = 256, grad = false }, -- the widest head
+    { lengths = { 9, 4 }, H = 4, G = 2, D = 8, window = 5, sinks = true }, -- keys leave; sinks
+    { lengths = { 6, 2 }, H = 2, G = 1, D = 8, softcap = 0.7 }, -- a cap that scores reach
+    { lengths = { 20 }, H = 2, G = 2, D = 8, full = true, softcap = 2, sinks = true }, -- not causal
+    { lengths = { 7 }, H = 1, G = 1, D = 16, window = 1 }, -- each sees itself alone
+    -- windows that start within panels, blocks of queries and of keys; all options together
+    { lengths = { 300, 60 }, H = 4, G = 2, D = 64, window = 100, softcap = 3, sinks = true,
+      grad = false },
+    -- whole tiles of a GPU outside of the window, none of them divided by it
+    { lengths = { 530 }, H = 2, G = 1, D = 80, window = 130, sinks = true, grad = false },
+    { lengths = { 70 }, H = 2, G = 1, D = 132, window = 33, softcap = 1, grad = false }, -- wide
+    { lengths = { 40, 33 }, H = 2, G = 1, D = 32, window = 1000, grad = false }, -- longer than all
   },
   bench = {
     { lengths = repeated(10, 256), H = 4, G = 4, D = 32 },
@@ -34,6 +45,9 @@ return {
     { lengths = repeated(4096, 4), H = 32, G = 8, D = 128 },
     { lengths = repeated(4096, 4), H = 32, G = 8, D = 128, full = true },
     { lengths = repeated(1024, 16), H = 16, G = 8, D = 64 },
+    { lengths = repeated(4096, 4), H = 32, G = 8, D = 128, window = 512 },
+    { lengths = repeated(4096, 4), H = 32, G = 8, D = 128, softcap = 50 },
+    { lengths = repeated(4096, 4), H = 64, G = 8, D = 64, window = 128, sinks = true },
   },
   inputs = function(r, s)
     local cu = ends(s.lengths)
@@ -43,8 +57,11 @@ return {
       k = r.normal(N, s.G, s.D),
       v = r.normal(N, s.G, s.D),
       cu_seqlens = r.list(cu, "i32"),
+      sinks = s.sinks and r.normal(s.H) or nil,
       scale = s.D ^ -0.5,
       causal = not s.full,
+      window = s.window or 0,
+      softcap = s.softcap or 0,
     }
   end,
   bytes = function(s, width)
@@ -54,7 +71,8 @@ return {
   flops = function(s)
     local pairs = 0
     for _, n in ipairs(s.lengths) do
-      pairs = pairs + (s.full and n * n or n * (n + 1) / 2)
+      local w = math.min(s.window or n, n)
+      pairs = pairs + (s.full and n * n or w * (w + 1) / 2 + (n - w) * w)
     end
     return 4 * pairs * s.H * s.D
   end,

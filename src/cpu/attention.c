@@ -30,18 +30,18 @@ static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
     return ws;
 }
 
-/* s becomes exp(s - max), then zeros up to a multiple of 16; returns the sum, and the maximum in
- * *max. */
-static double exponentials(float *s, int64_t n, float *max) {
+/* s becomes exp(s - max), then zeros up to a multiple of 16; returns the sum, and the maximum of all
+ * and `sink` in *max. */
+static double exponentials(float *s, int64_t n, float sink, float *max) {
     if (n <= VEC_LANES) { /* what the loops below come to */
         const f32x16 x = load16_part(s, n, -INFINITY);
-        *max = max_lanes(x);
+        *max = fmaxf(max_lanes(x), sink);
         const f32x16 p = exp16_negative(x - *max);
         store16(s, p);
         return sum_lanes(p);
     }
     double sum = 0;
-    *max = max_f32(s, n);
+    *max = fmaxf(max_f32(s, n), sink);
     for (int64_t j0 = 0; j0 < n; j0 += VEC_BLOCK) {
         const int64_t stop = n - j0 < VEC_BLOCK ? n : j0 + VEC_BLOCK;
         f32x16 lanes[4] = {{0}};
@@ -58,45 +58,74 @@ static double exponentials(float *s, int64_t n, float *max) {
     return sum;
 }
 
-/* ws->y[r] += sum of s[r, j] v[j] over j in [j0, j1) below n[r]; n does not fall. */
-static void add_values(const workspace *ws, int64_t rows, const int64_t *n, int64_t j0, int64_t j1,
-                       int64_t width) {
+static int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+/* ws->y[r] += sum of s[r, j] v[j] over j in [j0, j1) that row r sees; neither end of `seen` falls. */
+static void add_values(const workspace *ws, int64_t rows, const key_range *seen, int64_t j0,
+                       int64_t j1, int64_t width) {
     for (int64_t r0 = 0; r0 < rows; r0 += TILE_ROWS) {
         const int64_t r1 = r0 + TILE_ROWS < rows ? r0 + TILE_ROWS : rows;
-        const int64_t common = n[r0] < j0 ? j0 : n[r0] > j1 ? j1 : n[r0];
-        tile_accumulate(ws->s + r0 * ws->num_s + j0, ws->num_s, 1, r1 - r0, ws->v + j0 * width,
-                        common - j0, width, ws->y + r0 * width);
+        /* All see [first, end), each alone what lies before and behind. */
+        const int64_t first = clamp(seen[r1 - 1].first, j0, j1),
+                      end = clamp(seen[r0].end, first, j1);
         for (int64_t r = r0; r < r1; r++) {
-            const int64_t end = n[r] > j1 ? j1 : n[r];
-            if (end > common)
-                tile_accumulate(ws->s + r * ws->num_s + common, ws->num_s, 1, 1,
-                                ws->v + common * width, end - common, width, ws->y + r * width);
+            const int64_t from = clamp(seen[r].first, j0, first),
+                          to = clamp(seen[r].end, j0, first);
+            if (to > from)
+                tile_accumulate(ws->s + r * ws->num_s + from, ws->num_s, 1, 1, ws->v + from * width,
+                                to - from, width, ws->y + r * width);
+        }
+        tile_accumulate(ws->s + r0 * ws->num_s + first, ws->num_s, 1, r1 - r0,
+                        ws->v + first * width, end - first, width, ws->y + r0 * width);
+        for (int64_t r = r0; r < r1; r++) {
+            const int64_t to = clamp(seen[r].end, j0, j1);
+            if (to > end)
+                tile_accumulate(ws->s + r * ws->num_s + end, ws->num_s, 1, 1, ws->v + end * width,
+                                to - end, width, ws->y + r * width);
         }
     }
 }
 
-/* ws->y[r] = attention of row i + r of q over the first n[r] packed keys, n ascending; lse may
- * be NULL. */
+/* Scores of row r become exponentials where it sees keys; returns their sum. Lanes of a sum are
+ * counted from the panel of the first key, so that it does not matter which others were scored. */
+static double row_softmax(const workspace *ws, int64_t r, key_range seen, const score_rule *rule,
+                          float sink, float *max) {
+    const int64_t start = seen.first / 16 * 16;
+    float *s = ws->s + r * ws->num_s + start;
+    if (rule->softcap != 0) cap_scores(s, seen.end - start, (float)rule->softcap);
+    for (int64_t j = 0; j < seen.first - start; j++) s[j] = -INFINITY;
+    const double sum = exponentials(s, seen.end - start, sink, max);
+    return rule->sinks ? sum + exp((double)sink - *max) : sum;
+}
+
+/* ws->y[r] = attention of row i + r of q, with a sink, over the packed keys that it sees, ascending
+ * in r; lse may be NULL. */
 static void attend(const workspace *ws, const head_rows *q, int64_t i, int64_t rows,
-                   const int64_t *n, int64_t D, float scale, double *lse) {
-    const int64_t width = round_up16(D), num_keys = n[rows - 1];
+                   const key_range *seen, int64_t D, const score_rule *rule, const float *sink,
+                   double *lse) {
+    const int64_t width = round_up16(D), start = seen[0].first / 16 * 16,
+                  num_keys = seen[rows - 1].end;
+    const float *panels = ws->k_panels + start * width, scale = (float)rule->scale;
     float inverse[QUERIES];
     if (q->dtype == LG_F32) {
-        tile_scores((const float *)q->data + head_row(q, i), q->stride, rows, ws->k_panels,
-                    num_keys, D, scale, ws->s, ws->num_s);
+        tile_scores((const float *)q->data + head_row(q, i), q->stride, rows, panels,
+                    num_keys - start, D, scale, ws->s + start, ws->num_s);
     } else {
         pack_rows(q, i, rows, D, ws->q);
-        tile_scores(ws->q, width, rows, ws->k_panels, num_keys, D, scale, ws->s, ws->num_s);
+        tile_scores(ws->q, width, rows, panels, num_keys - start, D, scale, ws->s + start,
+                    ws->num_s);
     }
     for (int64_t r = 0; r < rows; r++) {
         float max;
-        const double sum = exponentials(ws->s + r * ws->num_s, n[r], &max);
+        const double sum = row_softmax(ws, r, seen[r], rule, sink[r], &max);
         inverse[r] = (float)(1 / sum);
         if (lse) lse[r] = max + log(sum);
     }
     memset(ws->y, 0, (size_t)(rows * width) * 4);
-    for (int64_t j = 0; j < num_keys; j += CHUNK_KEYS)
-        add_values(ws, rows, n, j, j + CHUNK_KEYS < num_keys ? j + CHUNK_KEYS : num_keys, width);
+    for (int64_t j = start; j < num_keys; j += CHUNK_KEYS)
+        add_values(ws, rows, seen, j, j + CHUNK_KEYS < num_keys ? j + CHUNK_KEYS : num_keys, width);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t d = 0; d < width; d++) ws->y[r * width + d] *= inverse[r];
 }
@@ -131,23 +160,43 @@ lg_status check_sequences(lg_context *ctx, const char *op, const lg_tensor *cu_s
     return LG_OK;
 }
 
+lg_status check_attention(lg_context *ctx, const char *op, int64_t H, int64_t G,
+                          const score_rule *rule) {
+    if (G == 0 || H % G != 0)
+        return lg_fail(ctx, LG_EINVAL, "%s: heads are %lld, wanted a multiple of %lld", op,
+                       (long long)H, (long long)G);
+    if (rule->window < 0 || (rule->window > 0 && !rule->causal))
+        return lg_fail(ctx, LG_EINVAL, "%s: window is %lld, wanted %s", op, (long long)rule->window,
+                       rule->causal ? "0 or more" : "0 where causal is false");
+    if (!(rule->softcap >= 0 && rule->softcap < INFINITY))
+        return lg_fail(ctx, LG_EINVAL, "%s: softcap is %g, wanted 0 or more", op, rule->softcap);
+    return LG_OK;
+}
+
 /* One query block of one key/value head. */
 static void attention_block(const workspace *ws, const lg_tensor *q, const lg_tensor *k,
                             const lg_tensor *v, int64_t first, int64_t T, int64_t i0, int64_t g,
-                            float scale, bool causal, lg_tensor *y, lg_tensor *lse) {
+                            const score_rule *rule, lg_tensor *y, lg_tensor *lse) {
     const int64_t H = q->shape[1], D = q->shape[2], group = H / k->shape[1];
-    const int64_t i1 = i0 + BLOCK_QUERIES < T ? i0 + BLOCK_QUERIES : T, num_keys = causal ? i1 : T;
+    const int64_t i1 = i0 + BLOCK_QUERIES < T ? i0 + BLOCK_QUERIES : T;
+    const int64_t base = keys_seen(rule, i0, T).first / 16 * 16,
+                  num_keys = keys_seen(rule, i1 - 1, T).end - base;
     const head_rows k_rows = head_rows_of(k, first, g), v_rows = head_rows_of(v, first, g);
-    pack_panels(&k_rows, num_keys, D, ws->k_panels);
-    pack_rows(&v_rows, 0, num_keys, D, ws->v);
+    pack_panels(&k_rows, base, num_keys, D, ws->k_panels);
+    pack_rows(&v_rows, base, num_keys, D, ws->v);
     for (int64_t h = g * group; h < (g + 1) * group; h++) {
         const head_rows q_rows = head_rows_of(q, first, h);
+        float sink[QUERIES];
+        for (int64_t r = 0; r < QUERIES; r++) sink[r] = (float)sink_of(rule, h);
         for (int64_t i = i0; i < i1; i += QUERIES) {
             const int64_t rows = i1 - i < QUERIES ? i1 - i : QUERIES;
-            int64_t n[QUERIES];
+            key_range seen[QUERIES];
             double row_lse[QUERIES];
-            for (int64_t r = 0; r < rows; r++) n[r] = causal ? i + r + 1 : T;
-            attend(ws, &q_rows, i, rows, n, D, scale, row_lse);
+            for (int64_t r = 0; r < rows; r++) {
+                const key_range range = keys_seen(rule, i + r, T);
+                seen[r] = (key_range){range.first - base, range.end - base};
+            }
+            attend(ws, &q_rows, i, rows, seen, D, rule, sink, row_lse);
             for (int64_t r = 0; r < rows; r++) {
                 store_head(ws, r, y, first + i + r, h);
                 ((float *)lse->data)[(first + i + r) * H + h] = (float)row_lse[r];
@@ -158,7 +207,7 @@ static void attention_block(const workspace *ws, const lg_tensor *q, const lg_te
 
 static lg_status attention_f64(lg_context *ctx, const lg_tensor *q, const lg_tensor *k,
                                const lg_tensor *v, const lg_tensor *cu_seqlens, int64_t longest,
-                               double scale, bool causal, lg_tensor *y, lg_tensor *lse) {
+                               const score_rule *rule, lg_tensor *y, lg_tensor *lse) {
     const int64_t H = q->shape[1], D = q->shape[2], group = H / k->shape[1],
                   S = cu_seqlens->shape[0] - 1;
     const int32_t *cu = cu_seqlens->data;
@@ -170,27 +219,26 @@ static lg_status attention_f64(lg_context *ctx, const lg_tensor *q, const lg_ten
                 const head_rows k_rows = head_rows_of(k, cu[b], h / group),
                                 v_rows = head_rows_of(v, cu[b], h / group);
                 const double *q_row = (const double *)q->data + i * q->stride[0] + h * q->stride[1];
-                const int64_t n = (causal ? i + 1 : cu[b + 1]) - cu[b];
-                ((double *)lse->data)[i * H + h] = attention_row_f64(
-                    q_row, &k_rows, &v_rows, n, D, scale, s, (double *)y->data + (i * H + h) * D);
+                const key_range seen = keys_seen(rule, i - cu[b], cu[b + 1] - cu[b]);
+                ((double *)lse->data)[i * H + h] =
+                    attention_row_f64(q_row, &k_rows, &v_rows, seen, D, rule, sink_of(rule, h), s,
+                                      (double *)y->data + (i * H + h) * D);
             }
     return LG_OK;
 }
 
 lg_status cpu_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k, const lg_tensor *v,
-                        const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *y,
-                        lg_tensor *lse) {
+                        const lg_tensor *cu_seqlens, const lg_tensor *sinks, double scale,
+                        bool causal, int64_t window, double softcap, lg_tensor *y, lg_tensor *lse) {
     const int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1],
                   S = cu_seqlens->shape[0] - 1;
     const int32_t *cu = cu_seqlens->data;
+    const score_rule rule = {sinks, scale, softcap, window, causal};
     int64_t longest, pairs;
     LG_TRY(check_sequences(ctx, "attention", cu_seqlens, N, &longest, &pairs));
-    if (G == 0 || H % G != 0)
-        return lg_fail(ctx, LG_EINVAL, "attention: heads are %lld, wanted a multiple of %lld",
-                       (long long)H, (long long)G);
+    LG_TRY(check_attention(ctx, "attention", H, G, &rule));
     if (N == 0) return LG_OK;
-    if (q->dtype == LG_F64)
-        return attention_f64(ctx, q, k, v, cu_seqlens, longest, scale, causal, y, lse);
+    if (q->dtype == LG_F64) return attention_f64(ctx, q, k, v, cu_seqlens, longest, &rule, y, lse);
 
     /* A task is a query block of a sequence; the last blocks, with the most keys, come first. */
     int64_t num_blocks = 0;
@@ -214,8 +262,8 @@ lg_status cpu_attention(lg_context *ctx, const lg_tensor *q, const lg_tensor *k,
         const int32_t *block = task[t / G];
         const workspace ws = workspace_at((float *)memory + thread_index() * floats, longest, D);
         const int64_t first = cu[block[0]], T = cu[block[0] + 1] - first;
-        attention_block(&ws, q, k, v, first, T, (int64_t)block[1] * BLOCK_QUERIES, t % G,
-                        (float)scale, causal, y, lse);
+        attention_block(&ws, q, k, v, first, T, (int64_t)block[1] * BLOCK_QUERIES, t % G, &rule, y,
+                        lse);
     }
     return LG_OK;
 }
@@ -248,17 +296,15 @@ static lg_status check_pages(lg_context *ctx, const lg_tensor *page, const lg_te
 
 lg_status cpu_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_tensor *k_cache,
                                const lg_tensor *v_cache, const lg_tensor *page,
-                               const lg_tensor *length, int64_t page_size, double scale,
-                               lg_tensor *y) {
+                               const lg_tensor *length, const lg_tensor *sinks, int64_t page_size,
+                               double scale, int64_t window, double softcap, lg_tensor *y) {
     const int64_t B = q->shape[0], H = q->shape[1], D = q->shape[2], G = k_cache->shape[1],
                   M = page->shape[1];
-    const int64_t group = G ? H / G : 0;
+    const score_rule rule = {sinks, scale, softcap, window, true};
     int64_t longest, total;
-    if (G == 0 || H % G != 0)
-        return lg_fail(ctx, LG_EINVAL,
-                       "attention_decode: heads are %lld, wanted a multiple of %lld", (long long)H,
-                       (long long)G);
+    LG_TRY(check_attention(ctx, "attention_decode", H, G, &rule));
     LG_TRY(check_pages(ctx, page, length, page_size, k_cache->shape[0], &longest, &total));
+    const int64_t group = H / G;
     const bool f64 = q->dtype == LG_F64;
     const int threads = f64 ? 1 : op_threads(ctx, 2 * total * H * D, ROW_GRAIN);
     const int64_t bytes = f64 ? longest * 8 : workspace_floats(longest, D) * 4;
@@ -268,6 +314,7 @@ lg_status cpu_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_ten
 #pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < B * G; t++) {
         const int64_t b = t / G, g = t % G, num_keys = ((const int32_t *)length->data)[b];
+        const key_range seen = keys_seen(&rule, num_keys - 1, num_keys);
         char *mine = (char *)memory + thread_index() * bytes;
         head_rows k_rows = head_rows_of(k_cache, 0, g), v_rows = head_rows_of(v_cache, 0, g);
         k_rows.page = v_rows.page = (const int32_t *)page->data + b * M;
@@ -275,20 +322,25 @@ lg_status cpu_attention_decode(lg_context *ctx, const lg_tensor *q, const lg_ten
         if (f64) {
             for (int64_t h = g * group; h < (g + 1) * group; h++)
                 attention_row_f64((const double *)q->data + b * q->stride[0] + h * q->stride[1],
-                                  &k_rows, &v_rows, num_keys, D, scale, (double *)mine,
-                                  (double *)y->data + (b * H + h) * D);
+                                  &k_rows, &v_rows, seen, D, &rule, sink_of(&rule, h),
+                                  (double *)mine, (double *)y->data + (b * H + h) * D);
             continue;
         }
         const workspace ws = workspace_at((float *)mine, longest, D);
-        pack_panels(&k_rows, num_keys, D, ws.k_panels);
-        pack_rows(&v_rows, 0, num_keys, D, ws.v);
+        const int64_t base = seen.first / 16 * 16;
+        pack_panels(&k_rows, base, num_keys - base, D, ws.k_panels);
+        pack_rows(&v_rows, base, num_keys - base, D, ws.v);
         for (int64_t h = g * group; h < (g + 1) * group; h += QUERIES) {
             const int64_t rows = (g + 1) * group - h < QUERIES ? (g + 1) * group - h : QUERIES;
-            int64_t n[QUERIES];
-            for (int64_t r = 0; r < rows; r++) n[r] = num_keys;
+            key_range packed[QUERIES];
+            float sink[QUERIES];
+            for (int64_t r = 0; r < rows; r++) {
+                packed[r] = (key_range){seen.first - base, num_keys - base};
+                sink[r] = (float)sink_of(&rule, h + r);
+            }
             head_rows q_rows = head_rows_of(q, b, h);
             q_rows.stride = q->stride[1];
-            attend(&ws, &q_rows, 0, rows, n, D, (float)scale, NULL);
+            attend(&ws, &q_rows, 0, rows, packed, D, &rule, sink, NULL);
             for (int64_t r = 0; r < rows; r++) store_head(&ws, r, y, b, h + r);
         }
     }

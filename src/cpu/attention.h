@@ -10,6 +10,32 @@
 
 enum { TILE_ROWS = 4 }; /* rows of a register tile */
 
+/* What a score is and who sees what. */
+typedef struct score_rule {
+    const lg_tensor *sinks; /* [H] or NULL */
+    double scale, softcap;  /* softcap 0: none */
+    int64_t window;         /* keys that a query sees at most; 0: all */
+    bool causal;
+} score_rule;
+
+typedef struct key_range {
+    int64_t first, end;
+} key_range;
+
+/* The keys that query i of a sequence of T sees. */
+static inline key_range keys_seen(const score_rule *rule, int64_t i, int64_t T) {
+    const int64_t end = rule->causal ? i + 1 : T;
+    return (key_range){rule->window && end > rule->window ? end - rule->window : 0, end};
+}
+
+static inline double sink_of(const score_rule *rule, int64_t h) {
+    return rule->sinks ? load(rule->sinks, h) : -INFINITY;
+}
+
+/* Fails unless heads divide and the rule makes sense. */
+lg_status check_attention(lg_context *ctx, const char *op, int64_t H, int64_t G,
+                          const score_rule *rule);
+
 /* Rows j = 0, 1, ... of one key or value head (or of queries): consecutive, or in pages when
  * `page` is given. */
 typedef struct head_rows {
@@ -37,8 +63,8 @@ static inline int64_t round_up16(int64_t n) { return (n + 15) / 16 * 16; }
 
 /* Rows [j, j + n) of D elements as fp32 [n, round_up16(D)], zeros behind. */
 void pack_rows(const head_rows *rows, int64_t j, int64_t n, int64_t D, float *out);
-/* Rows [0, n) transposed, as panels of 16 rows: [ceil(n / 16), round_up16(D), 16], zeros behind. */
-void pack_panels(const head_rows *rows, int64_t n, int64_t D, float *out);
+/* Rows [j, j + n) transposed, as panels of 16 rows: [ceil(n / 16), round_up16(D), 16], zeros behind. */
+void pack_panels(const head_rows *rows, int64_t j, int64_t n, int64_t D, float *out);
 
 /* s[r, j] = scale q[r] . row j, for `rows` rows of q (their distance is ldq) and the first n
  * rows, rounded up to 16, of packed panels. */
@@ -49,17 +75,20 @@ void tile_scores(const float *q, int64_t ldq, int64_t rows, const float *panels,
 void tile_accumulate(const float *coef, int64_t row_stride, int64_t k_stride, int64_t rows,
                      const float *b, int64_t K, int64_t D, float *out);
 
+/* s[j] = softcap tanh(s[j] / softcap), j < n; s has room for a multiple of 16. */
+void cap_scores(float *s, int64_t n, float softcap);
+
 /* Fails unless cu_seqlens rises from 0 to N; gives the longest sequence and the number of query-
  * key pairs / 2. */
 lg_status check_sequences(lg_context *ctx, const char *op, const lg_tensor *cu_seqlens, int64_t N,
                           int64_t *longest, int64_t *pairs);
 
-/* The double versions: plain loops over one query, `s` has room for n scores. */
-double attention_row_f64(const double *q, const head_rows *k, const head_rows *v, int64_t n,
-                         int64_t D, double scale, double *s, double *y);
+/* The double versions: plain loops over one query, `s` has room for the scores of keys [0, seen.end). */
+double attention_row_f64(const double *q, const head_rows *k, const head_rows *v, key_range seen,
+                         int64_t D, const score_rule *rule, double sink, double *s, double *y);
 void attention_backward_f64(const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k,
                             const lg_tensor *v, const lg_tensor *y, const lg_tensor *lse,
-                            const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *dq,
+                            const lg_tensor *cu_seqlens, const score_rule *rule, lg_tensor *dq,
                             lg_tensor *dk, lg_tensor *dv);
 
 #endif

@@ -36,32 +36,44 @@ static workspace workspace_at(float *memory, int64_t longest, int64_t D) {
     return ws;
 }
 
-/* Of one row: p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp; the first n
- * of `width` keys count, and width may be rounded up to 16. */
-static void row_backward(float *p, float *ds, int64_t n, int64_t width, float lse, float delta,
-                         float scale) {
+/* Of one row: p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp, ds times the
+ * slope of the cap where there is one. Keys [first, n) of `width` count, and width may be rounded
+ * up to 16. */
+static void row_backward(float *p, float *ds, int64_t first, int64_t n, int64_t width, float lse,
+                         float delta, float scale, float softcap) {
+    if (softcap != 0) cap_scores(p, n, softcap);
+    for (int64_t j = 0; j < first && j < n; j++) p[j] = -INFINITY;
     for (int64_t j = 0; j < n; j += VEC_LANES) {
-        const f32x16 e = exp16_negative(load16_at(p, j, n, -INFINITY) - lse);
+        const f32x16 s = load16_at(p, j, n, -INFINITY);
+        const f32x16 e = exp16_negative(s - lse);
+        f32x16 by_scale = e * scale;
+        if (softcap != 0) {
+            const f32x16 t = max16(s, splat16(-softcap)) / softcap; /* of -inf, too */
+            by_scale *= 1.0f - t * t;
+        }
         store16(p + j, e);
-        store16(ds + j, e * scale * (load16(ds + j) - delta));
+        store16(ds + j, by_scale * (load16(ds + j) - delta));
     }
     for (int64_t j = round_up16(n); j < width; j++) p[j] = ds[j] = 0.0f;
 }
 
 /* Queries [i0, i0 + rows) of a head: `lse` and `delta` are theirs. */
 static void block_backward(const workspace *ws, int64_t T, int64_t i0, int64_t rows, int64_t D,
-                           const float *lse, const float *delta, float scale, bool causal,
+                           const float *lse, const float *delta, const score_rule *rule,
                            bool want_dq, bool want_dk, bool want_dv) {
-    const int64_t width = round_up16(D), end = causal ? i0 + rows : T;
+    const int64_t width = round_up16(D), end = keys_seen(rule, i0 + rows - 1, T).end;
+    const float scale = (float)rule->scale, softcap = (float)rule->softcap;
     if (want_dq) memset(ws->dq, 0, (size_t)(rows * width) * 4);
-    for (int64_t j0 = 0; j0 < end; j0 += KEYS) {
+    for (int64_t j0 = keys_seen(rule, i0, T).first / 16 * 16; j0 < end; j0 += KEYS) {
         const int64_t n = end - j0 < KEYS ? end - j0 : KEYS;
         tile_scores(ws->q, width, rows, ws->k_panels + j0 * width, n, D, scale, ws->p, KEYS);
         tile_scores(ws->dy, width, rows, ws->v_panels + j0 * width, n, D, 1.0f, ws->ds, KEYS);
         for (int64_t r = 0; r < rows; r++) {
-            int64_t seen = causal ? i0 + r + 1 - j0 : n;
-            seen = seen < 0 ? 0 : seen > n ? n : seen;
-            row_backward(ws->p + r * KEYS, ws->ds + r * KEYS, seen, n, lse[r], delta[r], scale);
+            const key_range seen = keys_seen(rule, i0 + r, T);
+            int64_t num = seen.end - j0;
+            num = num < 0 ? 0 : num > n ? n : num;
+            row_backward(ws->p + r * KEYS, ws->ds + r * KEYS, seen.first - j0, num, n, lse[r],
+                         delta[r], scale, softcap);
         }
         if (want_dq) tile_accumulate(ws->ds, KEYS, 1, rows, ws->k + j0 * width, n, width, ws->dq);
         if (want_dk) tile_accumulate(ws->ds, 1, KEYS, n, ws->q, rows, width, ws->dk + j0 * width);
@@ -73,8 +85,8 @@ static void block_backward(const workspace *ws, int64_t T, int64_t i0, int64_t r
  * exactly 0. */
 static void row_deltas(const workspace *ws, const head_rows *dy, const head_rows *y, int64_t rows,
                        int64_t D, float *delta) {
-    pack_panels(dy, rows, D, ws->dy_panels);
-    pack_panels(y, rows, D, ws->y_panels);
+    pack_panels(dy, 0, rows, D, ws->dy_panels);
+    pack_panels(y, 0, rows, D, ws->y_panels);
     for (int64_t r = 0; r < rows; r += VEC_LANES) {
         f32x16 sum = splat16(0.0f);
         for (int64_t d = 0; d < D; d++)
@@ -98,12 +110,12 @@ static void store_rows(const float *rows, int64_t n0, int64_t n, int64_t h, lg_t
 /* A sequence of T tokens from `first` on, key/value head g. */
 static void head_backward(const workspace *ws, const lg_tensor *dy, const lg_tensor *q,
                           const lg_tensor *k, const lg_tensor *v, const lg_tensor *y,
-                          const lg_tensor *lse, int64_t first, int64_t T, int64_t g, float scale,
-                          bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv) {
+                          const lg_tensor *lse, int64_t first, int64_t T, int64_t g,
+                          const score_rule *rule, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv) {
     const int64_t H = q->shape[1], D = q->shape[2], width = round_up16(D), group = H / k->shape[1];
     const head_rows k_rows = head_rows_of(k, first, g), v_rows = head_rows_of(v, first, g);
-    pack_panels(&k_rows, T, D, ws->k_panels);
-    pack_panels(&v_rows, T, D, ws->v_panels);
+    pack_panels(&k_rows, 0, T, D, ws->k_panels);
+    pack_panels(&v_rows, 0, T, D, ws->v_panels);
     if (dq) pack_rows(&k_rows, 0, T, D, ws->k);
     if (dk) memset(ws->dk, 0, (size_t)(T * width) * 4);
     if (dv) memset(ws->dv, 0, (size_t)(T * width) * 4);
@@ -119,7 +131,7 @@ static void head_backward(const workspace *ws, const lg_tensor *dy, const lg_ten
             row_deltas(ws, &dy_rows, &y_rows, rows, D, delta);
             for (int64_t r = 0; r < rows; r++)
                 row_lse[r] = ((const float *)lse->data)[(first + i + r) * H + h];
-            block_backward(ws, T, i, rows, D, row_lse, delta, scale, causal, dq, dk, dv);
+            block_backward(ws, T, i, rows, D, row_lse, delta, rule, dq, dk, dv);
             if (dq) store_rows(ws->dq, first + i, rows, h, dq);
         }
     }
@@ -127,22 +139,41 @@ static void head_backward(const workspace *ws, const lg_tensor *dy, const lg_ten
     if (dv) store_rows(ws->dv, first, T, g, dv);
 }
 
+/* dsinks[h] -= sum over tokens of exp(sinks[h] - lse) dy . y, in double. */
+static void sink_gradients(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y,
+                           const lg_tensor *lse, const score_rule *rule, lg_tensor *dsinks) {
+    const int64_t N = y->shape[0], H = y->shape[1], D = y->shape[2];
+    const int threads = op_threads(ctx, N * H * D, ROW_GRAIN);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t h = 0; h < H; h++) {
+        double sum = 0;
+        for (int64_t n = 0; n < N; n++) {
+            const int64_t at = n * H + h;
+            double delta = 0;
+            for (int64_t d = 0; d < D; d++) delta += load(dy, at * D + d) * load(y, at * D + d);
+            sum += exp(sink_of(rule, h) - load(lse, at)) * delta;
+        }
+        store(dsinks, h, load(dsinks, h) - sum);
+    }
+}
+
 lg_status cpu_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *q,
                                  const lg_tensor *k, const lg_tensor *v, const lg_tensor *y,
-                                 const lg_tensor *lse, const lg_tensor *cu_seqlens, double scale,
-                                 bool causal, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv) {
+                                 const lg_tensor *lse, const lg_tensor *cu_seqlens,
+                                 const lg_tensor *sinks, double scale, bool causal, int64_t window,
+                                 double softcap, lg_tensor *dq, lg_tensor *dk, lg_tensor *dv,
+                                 lg_tensor *dsinks) {
     const int64_t N = q->shape[0], H = q->shape[1], D = q->shape[2], G = k->shape[1],
                   S = cu_seqlens->shape[0] - 1;
     const int32_t *cu = cu_seqlens->data;
+    const score_rule rule = {sinks, scale, softcap, window, causal};
     int64_t longest, pairs;
     LG_TRY(check_sequences(ctx, "attention_backward", cu_seqlens, N, &longest, &pairs));
-    if (G == 0 || H % G != 0)
-        return lg_fail(ctx, LG_EINVAL,
-                       "attention_backward: heads are %lld, wanted a multiple of %lld",
-                       (long long)H, (long long)G);
+    LG_TRY(check_attention(ctx, "attention_backward", H, G, &rule));
+    if (dsinks && sinks) sink_gradients(ctx, dy, y, lse, &rule, dsinks);
     if (N == 0 || (!dq && !dk && !dv)) return LG_OK;
     if (q->dtype == LG_F64) {
-        attention_backward_f64(dy, q, k, v, y, lse, cu_seqlens, scale, causal, dq, dk, dv);
+        attention_backward_f64(dy, q, k, v, y, lse, cu_seqlens, &rule, dq, dk, dv);
         return LG_OK;
     }
     const int threads = op_threads(ctx, pairs * H * D / 4 + N * H * D, ROW_GRAIN);
@@ -154,7 +185,7 @@ lg_status cpu_attention_backward(lg_context *ctx, const lg_tensor *dy, const lg_
     for (int64_t t = 0; t < S * G; t++) {
         const int64_t first = cu[t / G], T = cu[t / G + 1] - first;
         const workspace ws = workspace_at((float *)memory + thread_index() * floats, longest, D);
-        head_backward(&ws, dy, q, k, v, y, lse, first, T, t % G, (float)scale, causal, dq, dk, dv);
+        head_backward(&ws, dy, q, k, v, y, lse, first, T, t % G, &rule, dq, dk, dv);
     }
     return LG_OK;
 }

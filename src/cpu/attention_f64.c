@@ -11,16 +11,26 @@ static double dot_f64(const double *a, const double *b, int64_t n) {
     return sum;
 }
 
-double attention_row_f64(const double *q, const head_rows *k, const head_rows *v, int64_t n,
-                         int64_t D, double scale, double *s, double *y) {
-    double max = -INFINITY, sum = 0;
-    for (int64_t j = 0; j < n; j++) {
-        s[j] = scale * dot_f64(q, row_f64(k, j), D);
+/* The scaled score of a key, capped; *slope is its derivative by the score before the cap. */
+static double score_f64(const score_rule *rule, const double *q, const double *k, int64_t D,
+                        double *slope) {
+    const double s = rule->scale * dot_f64(q, k, D);
+    const double t = rule->softcap != 0 ? tanh(s / rule->softcap) : 0;
+    *slope = 1 - t * t;
+    return rule->softcap != 0 ? rule->softcap * t : s;
+}
+
+double attention_row_f64(const double *q, const head_rows *k, const head_rows *v, key_range seen,
+                         int64_t D, const score_rule *rule, double sink, double *s, double *y) {
+    double max = sink, sum = 0, slope;
+    for (int64_t j = seen.first; j < seen.end; j++) {
+        s[j] = score_f64(rule, q, row_f64(k, j), D, &slope);
         max = s[j] > max ? s[j] : max;
     }
-    for (int64_t j = 0; j < n; j++) sum += s[j] = exp(s[j] - max);
+    for (int64_t j = seen.first; j < seen.end; j++) sum += s[j] = exp(s[j] - max);
+    if (sink > -INFINITY) sum += exp(sink - max);
     for (int64_t d = 0; d < D; d++) y[d] = 0;
-    for (int64_t j = 0; j < n; j++)
+    for (int64_t j = seen.first; j < seen.end; j++)
         for (int64_t d = 0; d < D; d++) y[d] += s[j] / sum * row_f64(v, j)[d];
     return max + log(sum);
 }
@@ -41,7 +51,7 @@ static void add_scaled(double *sum, double a, const double *x, int64_t n) {
 
 void attention_backward_f64(const lg_tensor *dy, const lg_tensor *q, const lg_tensor *k,
                             const lg_tensor *v, const lg_tensor *y, const lg_tensor *lse,
-                            const lg_tensor *cu_seqlens, double scale, bool causal, lg_tensor *dq,
+                            const lg_tensor *cu_seqlens, const score_rule *rule, lg_tensor *dq,
                             lg_tensor *dk, lg_tensor *dv) {
     const int64_t H = q->shape[1], D = q->shape[2], group = H / k->shape[1],
                   S = cu_seqlens->shape[0] - 1;
@@ -58,11 +68,14 @@ void attention_backward_f64(const lg_tensor *dy, const lg_tensor *q, const lg_te
                 const double *q_row = row_f64(&q_rows, i),
                              *dy_row = (const double *)dy->data + (i * H + h) * D;
                 const double delta = dot_f64(dy_row, (const double *)y->data + (i * H + h) * D, D);
-                for (int64_t j = cu[b]; j < (causal ? i + 1 : cu[b + 1]); j++) {
+                const key_range seen = keys_seen(rule, i - cu[b], cu[b + 1] - cu[b]);
+                for (int64_t j = cu[b] + seen.first; j < cu[b] + seen.end; j++) {
                     const double *k_row = row_f64(&k_rows, j);
-                    const double p = exp(scale * dot_f64(q_row, k_row, D) -
+                    double slope;
+                    const double p = exp(score_f64(rule, q_row, k_row, D, &slope) -
                                          ((const double *)lse->data)[i * H + h]);
-                    const double ds = scale * p * (dot_f64(dy_row, row_f64(&v_rows, j), D) - delta);
+                    const double ds =
+                        rule->scale * slope * p * (dot_f64(dy_row, row_f64(&v_rows, j), D) - delta);
                     add_scaled(gradient(dq, i, h), ds, k_row, D);
                     add_scaled(gradient(dk, j, g), ds, q_row, D);
                     add_scaled(gradient(dv, j, g), p, dy_row, D);

@@ -54,9 +54,9 @@ void pack_rows(const head_rows *rows, int64_t j0, int64_t n, int64_t D, float *o
     }
 }
 
-void pack_panels(const head_rows *rows, int64_t n, int64_t D, float *out) {
-    for (int64_t j0 = 0; j0 < n; j0 += VEC_LANES) {
-        const int64_t num = n - j0 < VEC_LANES ? n - j0 : VEC_LANES;
+void pack_panels(const head_rows *rows, int64_t j0, int64_t n, int64_t D, float *out) {
+    for (const int64_t end = j0 + n; j0 < end; j0 += VEC_LANES) {
+        const int64_t num = end - j0 < VEC_LANES ? end - j0 : VEC_LANES;
         int64_t offset[VEC_LANES] = {0}, lanes[VEC_LANES] = {0};
         for (int64_t j = 0, run; j < num; j += run) {
             const int64_t start = head_row(rows, j0 + j);
@@ -117,6 +117,11 @@ void tile_scores(const float *q, int64_t ldq, int64_t rows, const float *panels,
         j += 32;
     }
     if (j < end) scores_panels(q, ldq, rows, panels + j * width, 1, D, scale, s + j, lds);
+}
+
+void cap_scores(float *s, int64_t n, float softcap) {
+    for (int64_t j = 0; j < n; j += VEC_LANES)
+        for (int l = 0; l < VEC_LANES; l++) s[j + l] = softcap * tanh_f32(s[j + l] / softcap);
 }
 
 VEC_INLINE void accumulate(const float *coef, int64_t row_stride, int64_t k_stride, const int rows,

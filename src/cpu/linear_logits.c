@@ -7,18 +7,6 @@
 
 enum { CHUNK_ROWS = 2048, CHUNK_BYTES = 64 << 20 };
 
-/* tanh within 3 ulp: Cephes' polynomial below 0.625, by the exponential above. */
-static inline float tanh_f32(float x) {
-    const float a = fabsf(x), s = x * x;
-    float p = fmaf(-5.70498872745e-3f, s, 2.06390887954e-2f);
-    p = fmaf(p, s, -5.37397155531e-2f);
-    p = fmaf(p, s, 1.33314422036e-1f);
-    p = fmaf(p, s, -3.33332819422e-1f);
-    const float small = fmaf(p * s, x, x);
-    const float large = copysignf(1.0f - 2.0f / (exp_f32(2.0f * a) + 1.0f), x);
-    return a < 0.625f ? small : large;
-}
-
 static void finish_row_f32(const lm_head *head, float *z, int64_t V) {
     const float cap = (float)head->softcap, temperature = (float)head->temperature;
     if (cap != 0)

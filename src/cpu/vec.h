@@ -1,4 +1,4 @@
-/* Vector pieces of the CPU operators: an exponential that loops vectorise, and reductions whose
+/* Vector pieces of the CPU operators: an exponential and a tanh that loops vectorise, and reductions whose
  * order is fixed: element i of a row always lands in lane i % 16, whatever the row's alignment
  * or the thread count. */
 #ifndef LIGER_VEC_H
@@ -95,6 +95,18 @@ static inline float exp_f32(float x) {
     memcpy(&a, &low, 4);
     memcpy(&b, &high, 4);
     return p * a * b;
+}
+
+/* tanh within 3 ulp: Cephes' polynomial below 0.625, by the exponential above. */
+static inline float tanh_f32(float x) {
+    const float a = fabsf(x), s = x * x;
+    float p = fmaf(-5.70498872745e-3f, s, 2.06390887954e-2f);
+    p = fmaf(p, s, -5.37397155531e-2f);
+    p = fmaf(p, s, 1.33314422036e-1f);
+    p = fmaf(p, s, -3.33332819422e-1f);
+    const float small = fmaf(p * s, x, x);
+    const float large = copysignf(1.0f - 2.0f / (exp_f32(2.0f * a) + 1.0f), x);
+    return a < 0.625f ? small : large;
 }
 
 /* e^x of x <= 0, for softmax: the same polynomial; results below the normal numbers are 0. */

@@ -17,7 +17,7 @@ local Tensor = require("liger.tensor")
 
 ---@class liger.Decoder
 ---@field shape table        vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, eps,
----   tied, qk_norm, qkv_bias, ...
+---   tied, qk_norm, qkv_bias, windows, ...
 ---@field config table       the Hugging Face config
 ---@field dtype string
 ---@field list liger.Parameter[]
@@ -75,7 +75,8 @@ end
 
 --- A decoder with memory for its weights, not initialised.
 ---@param shape table   vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, eps, tied,
----   qk_norm, qkv_bias, out_bias, mlp_bias
+---   qk_norm, qkv_bias, out_bias, mlp_bias; windows: by layer, how many keys a query sees at most
+---   (itself the last; 0: all), nil: all
 ---@param config table  the Hugging Face config it came from
 ---@param dtype string
 ---@return liger.Decoder
@@ -180,13 +181,47 @@ function Decoder:forward(ids, position, length, attend, last)
   return (ops.rms_norm(x, w.norm, self.shape.eps))
 end
 
+local function window_of(shape, i)
+  return shape.windows and shape.windows[i] or 0
+end
+
+--- A layer's attention over packed sequences.
+---@param i integer  the layer
+---@param q liger.Tensor           [N,H,D]
+---@param k liger.Tensor           [N,G,D]
+---@param v liger.Tensor           [N,G,D]
+---@param cu_seqlens liger.Tensor  [S+1] i32
+---@return liger.Tensor [N,H,D]
+function Decoder:attention(i, q, k, v, cu_seqlens)
+  local s = self.shape
+  local scale = s.head_dim ^ -0.5
+  return (ops.attention(q, k, v, cu_seqlens, nil, scale, true, window_of(s, i), 0))
+end
+
+--- A layer's attention of one new position a sequence over its paged cache: the bits of the last
+--- row of `attention`.
+---@param i integer  the layer
+---@param q liger.Tensor        [B,H,D]
+---@param k_cache liger.Tensor  [P,G,D]
+---@param v_cache liger.Tensor  [P,G,D]
+---@param page liger.Tensor     [B,M] i32
+---@param length liger.Tensor   [B] i32
+---@param page_size integer     positions a page
+---@return liger.Tensor [B,H,D]
+function Decoder:attention_decode(i, q, k_cache, v_cache, page, length, page_size)
+  local s = self.shape
+  local scale = s.head_dim ^ -0.5
+  return ops.attention_decode(
+    q, k_cache, v_cache, page, length, nil, page_size, scale, window_of(s, i), 0
+  )
+end
+
 --- Hidden states of packed sequences.
 ---@param batch table  ids [N] i32, position [N] i32, cu_seqlens [S+1] i32, max_length
 ---@return liger.Tensor [N,C]
 function Decoder:hidden(batch)
-  local scale = self.shape.head_dim ^ -0.5
-  return self:forward(batch.ids, batch.position, batch.max_length, function(_, q, k, v)
-    return (ops.attention(q, k, v, batch.cu_seqlens, scale, true))
+  return self:forward(batch.ids, batch.position, batch.max_length, function(i, q, k, v)
+    return self:attention(i, q, k, v, batch.cu_seqlens)
   end)
 end
 

@@ -56,7 +56,9 @@ local NEEDED = {
 }
 
 local OPTIONAL = { "num_key_value_heads", "head_dim", "max_position_embeddings" }
-local BOOLEANS = { "tie_word_embeddings", "attention_bias", "mlp_bias" }
+local BOOLEANS = {
+  "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window",
+}
 
 -- Types, and settings that would change the result if they were passed over.
 local function check_config(config, path)
@@ -88,8 +90,46 @@ local function check_config(config, path)
   if act and act ~= "silu" then
     lib.raise(("%s: hidden_act is %s, wanted silu"):format(path, tostring(act)))
   end
-  if config.use_sliding_window then
-    lib.raise(("%s: use_sliding_window is true; sliding windows are not built"):format(path))
+end
+
+-- What attention sees: a setting that the family does not have is refused.
+local function check_attention(config, path, family)
+  local slides = config.use_sliding_window
+  local function refuse(key, wanted)
+    lib.raise(("%s: %s is %s, wanted %s"):format(path, key, tostring(config[key]), wanted))
+  end
+  local nothing = ("none for %s"):format(config.model_type)
+  if config.attn_logit_softcapping ~= nil then
+    refuse("attn_logit_softcapping", nothing)
+  elseif slides and not family.slides then
+    refuse("use_sliding_window", nothing)
+  elseif config.sliding_window ~= nil and slides == nil and not family.slides then
+    refuse("sliding_window", nothing)
+  end
+  for key, least in pairs({ sliding_window = 1, max_window_layers = 0 }) do
+    local value = config[key]
+    if slides and value ~= nil and (
+      type(value) ~= "number" or value < least or value % 1 ~= 0 or value > 2 ^ 31
+    ) then
+      refuse(key, ("a whole number from %d"):format(least))
+    end
+  end
+  local kinds = config.layer_types
+  if kinds ~= nil and (type(kinds) ~= "table" or #kinds ~= config.num_hidden_layers) then
+    lib.raise(
+      ("%s: layer_types has %s entries, wanted %d"):format(
+        path, type(kinds) == "table" and #kinds or "no", config.num_hidden_layers
+      )
+    )
+  end
+  for i, kind in ipairs(kinds or {}) do
+    if kind ~= "full_attention" and not (slides and kind == "sliding_attention") then
+      lib.raise(
+        ("%s: layer_types[%d] is %s, wanted full_attention%s"):format(
+          path, i - 1, tostring(kind), slides and " or sliding_attention" or ""
+        )
+      )
+    end
   end
 end
 
@@ -108,6 +148,7 @@ function M.from_config(config, options)
   end
   check_config(config, path)
   local family = require(name)
+  check_attention(config, path, family)
   local model = decoder.new(family.shape(config), config, options and options.dtype or "f32")
   return model, family
 end

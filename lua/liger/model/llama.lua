@@ -24,5 +24,6 @@ end
 
 -- GGUF stores Llama's q and k with the rows of a head interleaved for the other rotation.
 M.gguf_interleaved = true
+M.slides = false
 
 return M

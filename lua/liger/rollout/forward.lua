@@ -85,17 +85,17 @@ end
 function M.prefill(self, prompts, pages, rows, from, to)
   local batch = pack.sequences(prompts)
   local slot, last, page, length = prefill_tensors(prompts, pages, batch.num_tokens)
-  local cache, scale = self.cache, self.model.shape.head_dim ^ -0.5
+  local cache, model = self.cache, self.model
   -- The last layer's queries are the prompts' last ones alone.
   local function attend(layer, q, k, v)
     local k_cache, v_cache = cache.k[layer], cache.v[layer]
     ops.cache_write(k, v, slot, k_cache, v_cache)
     if layer == #cache.k then
-      return ops.attention_decode(q, k_cache, v_cache, page, length, PAGE, scale)
+      return model:attention_decode(layer, q, k_cache, v_cache, page, length, PAGE)
     end
-    return (ops.attention(q, k, v, batch.cu_seqlens, scale, true))
+    return model:attention(layer, q, k, v, batch.cu_seqlens)
   end
-  local hidden = self.model:forward(batch.ids, batch.position, batch.max_length, attend, last)
+  local hidden = model:forward(batch.ids, batch.position, batch.max_length, attend, last)
   if #from > 0 then
     local from_slot, to_slot = Tensor.from_table(from, "i32"), Tensor.from_table(to, "i32")
     for layer = 1, #cache.k do
@@ -146,11 +146,11 @@ end
 
 -- The model over the new positions, and the draw.
 local function step(self, inputs, longest)
-  local cache, scale = self.cache, self.model.shape.head_dim ^ -0.5
-  local hidden = self.model:forward(inputs.ids, inputs.position, longest, function(layer, q, k, v)
+  local cache, model = self.cache, self.model
+  local hidden = model:forward(inputs.ids, inputs.position, longest, function(layer, q, k, v)
     local k_cache, v_cache = cache.k[layer], cache.v[layer]
     ops.cache_write(k, v, inputs.slot, k_cache, v_cache)
-    return ops.attention_decode(q, k_cache, v_cache, inputs.page, inputs.length, PAGE, scale)
+    return model:attention_decode(layer, q, k_cache, v_cache, inputs.page, inputs.length, PAGE)
   end)
   return draw(self, logits(self, hidden), inputs.sequence, inputs.draw_position)
 end
