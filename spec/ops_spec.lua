@@ -106,7 +106,9 @@ local function variants(op, inputs)
     if t.role == "input" and t.optional and inputs[t.name] then
       local less = {}
       for name, x in pairs(inputs) do
-        less[name] = name ~= t.name and x or nil
+        if name ~= t.name then
+          less[name] = x
+        end
       end
       list[#list + 1] = less
     end
