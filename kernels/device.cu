@@ -72,7 +72,7 @@ static lg_status report_noted(lg_context *ctx) {
                                        "embedding: ids",
                                        "target",
                                        "rope: position",
-                                       "gather: index",
+                                       "rope_planes: plane, or gather: index",
                                        "cache: slot",
                                        "sample: row",
                                        "attention_decode: length",

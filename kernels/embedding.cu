@@ -51,9 +51,11 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- sorting ---- */
 
-/* arrival[n]: how many rows of the same id were counted before; in any order. -1 for a bad id. */
-static __global__ void embedding_bwd_count(const int32_t *ids, int64_t N, int64_t V, int32_t *count,
-                                           int32_t *arrival, device_error *error) {
+/* arrival[n]: how many rows of the same id were counted before; in any order. -1 for a bad id, and for
+ * the padding's. */
+static __global__ void embedding_bwd_count(const int32_t *ids, int64_t N, int64_t V,
+                                           int64_t padding, int32_t *count, int32_t *arrival,
+                                           device_error *error) {
     follow();
     const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (n >= N) return;
@@ -63,7 +65,7 @@ static __global__ void embedding_bwd_count(const int32_t *ids, int64_t N, int64_
         arrival[n] = -1;
         return;
     }
-    arrival[n] = atomicAdd(&count[id], 1);
+    arrival[n] = id == padding ? -1 : atomicAdd(&count[id], 1);
 }
 
 __device__ __forceinline__ int warp_sum_int(int x) { return __reduce_add_sync(0xffffffffu, x); }
@@ -217,8 +219,15 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 
 /* ---- launchers ---- */
 
+static lg_status check_padding(lg_context *ctx, const char *op, int64_t padding, int64_t V) {
+    if (padding >= -1 && padding < V) return LG_OK;
+    return lg_fail(ctx, LG_EINVAL, "%s: padding_idx is %lld, wanted [-1, %lld)", op,
+                   (long long)padding, (long long)V);
+}
+
 extern "C" lg_status cuda_embedding(lg_context *ctx, const lg_tensor *w, const lg_tensor *ids,
-                                    lg_tensor *y) {
+                                    int64_t padding_idx, lg_tensor *y) {
+    LG_TRY(check_padding(ctx, "embedding", padding_idx, w->shape[0]));
     if (tensor_numel(y) == 0) return LG_OK;
     return dispatch_float(ctx, "embedding", w->dtype, [&](auto t) {
         using T = decltype(t);
@@ -238,7 +247,7 @@ extern "C" lg_status cuda_embedding(lg_context *ctx, const lg_tensor *w, const l
 
 /* The rows in the order of their ids: order[N] and sorted[N], of which *num count. */
 static lg_status sort_ids(lg_context *ctx, const int32_t *ids, int64_t N, int64_t V,
-                          int32_t **order, int32_t **sorted, const int32_t **num) {
+                          int64_t padding, int32_t **order, int32_t **sorted, const int32_t **num) {
     const unsigned blocks = blocks_for(N, THREADS, INT32_MAX),
                    scan_blocks = blocks_for(V + 1, SCAN_THREADS * SCAN_ITEMS, INT32_MAX);
     const cudaStream_t stream = cuda_stream(ctx);
@@ -249,7 +258,7 @@ static lg_status sort_ids(lg_context *ctx, const int32_t *ids, int64_t N, int64_
     int32_t *arrival = *sorted + N, *placed = arrival + N, *count = placed + N, *first = count + V,
             *total = first + V + 1;
     LG_TRY(cuda_check(ctx, "embedding_backward", cudaMemsetAsync(count, 0, V * 4, stream)));
-    embedding_bwd_count<<<blocks, THREADS, 0, stream>>>(ids, N, V, count, arrival,
+    embedding_bwd_count<<<blocks, THREADS, 0, stream>>>(ids, N, V, padding, count, arrival,
                                                         cuda_error_slot(ctx));
     const auto then = [&](auto kernel, unsigned grid, unsigned block, auto... args) {
         return launch_follower(ctx, "embedding_backward", grid, block, kernel, args...);
@@ -263,9 +272,12 @@ static lg_status sort_ids(lg_context *ctx, const int32_t *ids, int64_t N, int64_
 }
 
 extern "C" lg_status cuda_embedding_backward(lg_context *ctx, const lg_tensor *dy,
-                                             const lg_tensor *ids, lg_tensor *dw) {
+                                             const lg_tensor *ids, int64_t padding_idx,
+                                             lg_tensor *dw) {
     const int64_t N = dy->shape[0], C = dy->shape[1];
-    if (!dw || N == 0 || C == 0) return LG_OK;
+    if (!dw) return LG_OK;
+    LG_TRY(check_padding(ctx, "embedding_backward", padding_idx, dw->shape[0]));
+    if (N == 0 || C == 0) return LG_OK;
     return dispatch_float(ctx, "embedding_backward", dy->dtype, [&](auto t) {
         using T = decltype(t);
         int32_t *order, *sorted;
@@ -273,7 +285,8 @@ extern "C" lg_status cuda_embedding_backward(lg_context *ctx, const lg_tensor *d
         void *partial;
         const int64_t tiles = (N + TILE - 1) / TILE;
         LG_TRY(lg_scratch(ctx, tiles * 2 * C * 4, &partial));
-        LG_TRY(sort_ids(ctx, (const int32_t *)ids->data, N, dw->shape[0], &order, &sorted, &num));
+        LG_TRY(sort_ids(ctx, (const int32_t *)ids->data, N, dw->shape[0], padding_idx, &order,
+                        &sorted, &num));
         const auto launch = [&](auto width) {
             constexpr int W = decltype(width)::value;
             const int64_t threads = (C / W + 31) / 32 * 32;

@@ -11,6 +11,7 @@
 #include "op/log.h"
 #include "op/log_sigmoid.h"
 #include "op/power.h"
+#include "op/relu_squared.h"
 #include "op/sigmoid.h"
 
 /* The exponential of a number that is not positive cannot overflow. */
@@ -18,6 +19,9 @@ __device__ __forceinline__ float logistic(float x) {
     const float e = expf(-fabsf(x));
     return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
+
+/* Written so that NaN stays NaN. */
+__device__ __forceinline__ float positive_part(float x) { return x < 0 ? 0.0f : x; }
 
 /* A bound as x's dtype holds it, so that an x that was stored at the bound is at the bound. */
 static float as_dtype(double bound, int32_t dtype) {
@@ -107,6 +111,18 @@ extern "C" lg_status cuda_log_sigmoid_backward(lg_context *ctx, const lg_tensor 
     if (!dx) return LG_OK;
     return map2(ctx, "log_sigmoid_backward", dx, dy, x,
                 [] __device__(float u, float v) { return u * logistic(-v); });
+}
+
+extern "C" lg_status cuda_relu_squared(lg_context *ctx, const lg_tensor *x, lg_tensor *y) {
+    return map1(ctx, "relu_squared", y, x,
+                [] __device__(float u) { return positive_part(u) * positive_part(u); });
+}
+
+extern "C" lg_status cuda_relu_squared_backward(lg_context *ctx, const lg_tensor *dy,
+                                                const lg_tensor *x, lg_tensor *dx) {
+    if (!dx) return LG_OK;
+    return map2(ctx, "relu_squared_backward", dx, dy, x,
+                [] __device__(float u, float v) { return 2.0f * u * positive_part(v); });
 }
 
 extern "C" lg_status cuda_clamp(lg_context *ctx, const lg_tensor *x, double low, double high,

@@ -351,7 +351,7 @@ describe("a failed op", function()
     same(k_before, k_cache)
     same(v_before, v_cache)
     local dw = fn.ones(3, 2)
-    raises(function() ops.raw.embedding_backward(fn.ones(2, 2), helper.ids(0, 3), dw) end,
+    raises(function() ops.raw.embedding_backward(fn.ones(2, 2), helper.ids(0, 3), -1, dw) end,
       "embedding_backward: ids[1] is 3, wanted [0, 3)")
     close(dw, fn.ones(3, 2), 0)
     local w = fn.ones(3, 2):requires_grad_()

@@ -7,6 +7,7 @@
 -- `without` those left out.
 local fn = require("liger.fn")
 local helper = require("spec.helper")
+local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -42,6 +43,37 @@ function M.rows_in_order(n)
     list[i] = i - 1
   end
   return Tensor.from_table(list, "i32")
+end
+
+-- ---- rotary embeddings ----
+
+--- q and k turned by tables, and their gradients.
+function M.rotated(case, cos, sin, position, interleaved)
+  local q, k = M.leaf(case, "q"), M.leaf(case, "k")
+  local out = { q = ops.rope(q, cos, sin, position, interleaved),
+    k = ops.rope(k, cos, sin, position, interleaved) }
+  M.backward(case, out)
+  return M.gradients({ ["out.q"] = out.q, ["out.k"] = out.k }, { q = q, k = k })
+end
+
+-- The same for a case whose in.cos and in.sin are [planes,N,columns], by a table of planes * N
+-- positions whose column i is the file's column source(i).
+function M.rotated_in_planes(case, plane, source)
+  local planes, N, columns = unpack(case.get("in.cos").shape)
+  local R = plane:numel()
+  local function flat(name)
+    local given = helper.values(case.get(name))
+    local y = Tensor.empty({ planes * N, R }, case.dtype)
+    for row = 0, planes * N - 1 do
+      for i = 0, R - 1 do
+        y:data()[row * R + i] = given[row * columns + source(i) + 1]
+      end
+    end
+    return y
+  end
+  local position = M.rows_in_order(planes * N):reshape(planes, N)
+  return M.rotated(case, ops.rope_planes(flat("in.cos"), position, plane),
+    ops.rope_planes(flat("in.sin"), position, plane), M.rows_in_order(N), false)
 end
 
 -- ---- heads ----

@@ -113,9 +113,7 @@ for _, name in ipairs(helper.list(FOLDER)) do
   local text = helper.exists(FOLDER .. "/" .. name .. "/config.json")
     and helper.read(FOLDER .. "/" .. name .. "/config.json")
   local config = text and cjson.decode(text)
-  local scaling = config and (config.rope_parameters or config.rope_scaling)
-  scaling = type(scaling) == "table" and (scaling.rope_type or scaling.type)
-  if config and (not BUILT[config.model_type] or scaling == "yarn") then
+  if config and not BUILT[config.model_type] then
     not_built[#not_built + 1] = name
   elseif config then
     describe("the recorded model " .. name, function()
@@ -449,7 +447,7 @@ describe("a config", function()
     refused({ rms_norm_eps = 0 }, "rms_norm_eps is 0")
     refused({ tie_word_embeddings = "yes" }, "tie_word_embeddings is yes, wanted true or false")
     refused({ attention_bias = 1 }, "attention_bias is 1, wanted true or false")
-    refused({ rope_scaling = { rope_type = "yarn" } }, "rope type is yarn")
+    refused({ rope_scaling = { rope_type = "ntk" } }, "rope type is ntk")
   end)
 
   it("names the layers that see their last keys alone", function()

@@ -91,7 +91,10 @@ describe("rope frequencies", function()
     assert.equal("f32", model.rope.tables_f32.cos.dtype)
   end)
 
-  for _, name in ipairs({ "default", "linear", "llama3", "partial", "dynamic_long" }) do
+  for _, name in ipairs({
+    "default", "linear", "llama3", "partial", "dynamic_long", "yarn", "longrope_short",
+    "longrope_long",
+  }) do
     it("agree with the recorded case " .. name, function()
       local t, meta = helper.read_tensors(GOLDEN .. name .. ".safetensors")
       local o = cjson.decode(meta.options)
@@ -101,9 +104,11 @@ describe("rope frequencies", function()
         partial_rotary_factor = o.rotary_dim / head_dim,
       }, head_dim)
       local inv_freq = t["out.inv_freq"]:to_table()
-      for i, freq in ipairs(rope.frequencies(settings, o.seq_len)) do
+      local frequencies, factor = rope.frequencies(settings, o.seq_len)
+      for i, freq in ipairs(frequencies) do
         helper.close(freq / inv_freq[i], 1, 1e-6)
       end
+      helper.close(factor, t["out.attention_factor"], 1e-9)
       local positions, length = t["in.positions"]:to_table(), o.seq_len or 0
       for _, p in ipairs(positions) do
         length = math.max(length, p + 1)
@@ -167,8 +172,13 @@ describe("a rope config", function()
         rope.from_config(config, 64)
       end, ...)
     end
-    refused({ rope_scaling = { rope_type = "yarn", factor = 4 } }, "rope type is yarn", "linear")
-    refused({ rope_scaling = { type = "longrope" } }, "rope type is longrope")
+    refused({ rope_scaling = { rope_type = "ntk", factor = 4 } }, "rope type is ntk", "linear")
+    refused({ rope_scaling = { type = "longrope" } }, "longrope: short_factor is nil", "32 numbers")
+    refused({ rope_scaling = { type = "longrope", short_factor = { 1, 2 } } },
+      "longrope: short_factor is table", "wanted a list of 32 numbers above 0")
+    refused({ rope_scaling = { type = "yarn" } }, "yarn: factor is nil, wanted a number above 0")
+    refused({ rope_scaling = { type = "yarn", factor = 2, beta_fast = "x" } },
+      "yarn: beta_fast is x, wanted a number above 0")
     refused({ rope_scaling = "linear" }, "rope_scaling is linear, wanted an object")
     refused({ rope_parameters = 3 }, "rope_parameters is 3, wanted an object")
     refused({ rope_scaling = { type = "linear" } }, "linear: factor is nil")

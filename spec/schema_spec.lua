@@ -71,6 +71,19 @@ lg_status lg_add_to(lg_context *ctx, const lg_tensor *x, int64_t n, lg_tensor *y
     assert.same({ { attr = "n" }, { letter = "N", plus = 0 } }, ops.add_to.tensor.x.dims)
   end)
 
+  it("reads defaults of attributes, false among them, and refuses others", function()
+    local function op(line)
+      return parse(("/*: %s */"):format(line) .. "\nlg_status lg_op(lg_context *ctx, "
+        .. "const lg_tensor *x, double low, bool cut, int64_t n, lg_tensor *y);").op
+    end
+    local params = op("x[*] low=-0.5 cut=false -> y[*]").params
+    assert.same({ -0.5, false }, { params[2].default, params[3].default })
+    assert.is_nil(params[4].default)
+    assert.is_false(op("x[*] low=-0.5 -> y[*]").explicit)
+    helper.raises(function() op("x[*] low=much -> y[*]") end, "op: cannot read default low=much")
+    helper.raises(function() op("x[*] high=1 -> y[*]") end, "op: no attribute is named high")
+  end)
+
   it("takes only the comment that touches an op", function()
     local ops = parse([[
 /* ---- a heading ---- */

@@ -230,9 +230,9 @@ for _, op in ipairs(ops) do
         )
       elseif not t then
         args[#args + 1] = p.name
-        lua[#lua + 1] = ("---@param %s %s"):format(
-          p.name, p.ctype:match("bool") and "boolean" or "number"
-        )
+        local kind = p.ctype:match("bool") and "boolean" or "number"
+        lua[#lua + 1] = p.default == nil and ("---@param %s %s"):format(p.name, kind)
+          or ("---@param %s? %s  default %s"):format(p.name, kind, tostring(p.default))
       end
     end
     for _, t in ipairs(op.tensors) do

@@ -11,6 +11,7 @@
  *        dw+     added to, not overwritten
  *        :i32    a fixed dtype; :acc is f32, or f64 when the shared dtype is f64; :any is any; all others share one dtype
  *        a name on both sides of -> is updated in place
+ *        round=true  what the Lua wrapper takes for an attribute that is left out
  *   op_backward          the gradient of op: `d` + a forward name is that tensor's gradient (incoming if const); every other
  *                        name is a forward value or attribute, so it is what must be saved
  *
@@ -137,6 +138,13 @@ lg_status lg_log_sigmoid(lg_context *ctx, const lg_tensor *x, lg_tensor *y);
 lg_status lg_log_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
                                   lg_tensor *dx);
 
+/* y = max(x, 0)^2; the gradient at 0 is 0.
+ *: x[*] -> y[*] */
+lg_status lg_relu_squared(lg_context *ctx, const lg_tensor *x, lg_tensor *y);
+/*: dy[*] x[*] -> dx[*] */
+lg_status lg_relu_squared_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                                   lg_tensor *dx);
+
 /* y = min(max(x, low), high); the bounds themselves pass the gradient. NaN stays NaN.
  *: x[*] -> y[*] */
 lg_status lg_clamp(lg_context *ctx, const lg_tensor *x, double low, double high, lg_tensor *y);
@@ -192,13 +200,14 @@ lg_status lg_gather_backward(lg_context *ctx, const lg_tensor *dy, const lg_tens
 
 /* ---- layers ---- */
 
-/* y[n] = w[ids[n]]. An id outside [0, V) is an error.
- *: w[V,C] ids[N]:i32 -> y[N,C] */
-lg_status lg_embedding(lg_context *ctx, const lg_tensor *w, const lg_tensor *ids, lg_tensor *y);
-/* dw[v] += sum of dy[n] over ids[n] = v, n ascending.
+/* y[n] = w[ids[n]]. An id outside [0, V) is an error. Row padding_idx of w gets no gradient; -1: every row does.
+ *: w[V,C] ids[N]:i32 padding_idx=-1 -> y[N,C] */
+lg_status lg_embedding(lg_context *ctx, const lg_tensor *w, const lg_tensor *ids,
+                       int64_t padding_idx, lg_tensor *y);
+/* dw[v] += sum of dy[n] over ids[n] = v, n ascending, v != padding_idx.
  *: dy[N,C] ids[N]:i32 -> dw+[V,C]:acc */
 lg_status lg_embedding_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *ids,
-                                lg_tensor *dw);
+                                int64_t padding_idx, lg_tensor *dw);
 
 /* y = x w^T + b. Each y is one chain of fused multiply-adds over c ascending: a row's bits do not depend on the others.
  *: x[*,C] w[O,C] b?[O] -> y[*,O] */
@@ -209,34 +218,87 @@ lg_status lg_linear(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, con
 lg_status lg_linear_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
                              const lg_tensor *w, lg_tensor *dx, lg_tensor *dw, lg_tensor *db);
 
-/* y = w x rstd, rstd = 1 / sqrt(mean of x^2 over C + eps); without w it counts as 1. In bf16 x rstd is rounded before the
- * product, as Llama does.
- *: ~x[*,C] w?[C] -> y[*,C] rstd[*]:acc */
+/* y = f x rstd, rstd = 1 / sqrt(mean of x^2 over C + eps), f = offset + w in fp32, or 1 without w. In bf16 `round` rounds x rstd before
+ * the product, as Llama does; else the product alone is rounded, as Gemma does (whose offset is 1).
+ *: ~x[*,C] w?[C] offset=0 round=true -> y[*,C] rstd[*]:acc */
 lg_status lg_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, double eps,
-                      lg_tensor *y, lg_tensor *rstd);
-/* With g = dy w and xhat = x rstd: dx = rstd (g - xhat mean(g xhat)), dw += sum of dy xhat over rows.
+                      double offset, bool round, lg_tensor *y, lg_tensor *rstd);
+/* With g = dy f and xhat = x rstd: dx = rstd (g - xhat mean(g xhat)), dw += sum of dy xhat over rows.
  *: dy[*,C] ~x[*,C] w?[C] rstd[*]:acc -> ~dx[*,C] dw+[C]:acc */
 lg_status lg_rms_norm_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
-                               const lg_tensor *w, const lg_tensor *rstd, lg_tensor *dx,
-                               lg_tensor *dw);
+                               const lg_tensor *w, const lg_tensor *rstd, double offset,
+                               lg_tensor *dx, lg_tensor *dw);
 
-/* Rotary position embedding, half-split: with R rotated pairs, i < R and p = position[n],
- *   y[n,h,i] = x[n,h,i] cos[p,i] - x[n,h,i+R] sin[p,i],   y[n,h,i+R] = x[n,h,i+R] cos[p,i] + x[n,h,i] sin[p,i];
- * dimensions from 2R on pass unchanged. A position outside [0, P) is an error.
- *: ~x[N,H,D] cos[P,R]:acc sin[P,R]:acc position[N]:i32 -> ~y[N,H,D] */
+/* s = x + residual, rounded to its dtype, and y, rstd = rms_norm(s), in one pass.
+ *: x[*,C] residual[*,C] w?[C] offset=0 round=true -> s[*,C] y[*,C] rstd[*]:acc */
+lg_status lg_add_rms_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *residual,
+                          const lg_tensor *w, double eps, double offset, bool round, lg_tensor *s,
+                          lg_tensor *y, lg_tensor *rstd);
+/* dx = dresidual = ds + rms_norm's dx at s; dw as there.
+ *: dy[*,C] ds?[*,C] s[*,C] w?[C] rstd[*]:acc -> dx[*,C] dresidual[*,C] dw+[C]:acc */
+lg_status lg_add_rms_norm_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *ds,
+                                   const lg_tensor *s, const lg_tensor *w, const lg_tensor *rstd,
+                                   double offset, lg_tensor *dx, lg_tensor *dresidual,
+                                   lg_tensor *dw);
+
+/* y = w xhat + b, xhat = (x - mean) rstd, rstd = 1 / sqrt(mean of (x - mean)^2 + eps), means over C; without w it counts as 1,
+ * without b as 0.
+ *: ~x[*,C] w?[C] b?[C] -> y[*,C] mean[*]:acc rstd[*]:acc */
+lg_status lg_layer_norm(lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
+                        double eps, lg_tensor *y, lg_tensor *mean, lg_tensor *rstd);
+/* With g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)), dw += sum of dy xhat over rows, db += sum of dy.
+ *: dy[*,C] ~x[*,C] w?[C] mean[*]:acc rstd[*]:acc -> ~dx[*,C] dw+[C]:acc db+[C]:acc */
+lg_status lg_layer_norm_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                                 const lg_tensor *w, const lg_tensor *mean, const lg_tensor *rstd,
+                                 lg_tensor *dx, lg_tensor *dw, lg_tensor *db);
+
+/* Rotary position embedding. Pair i < R of a head, (a, b) = (x[i], x[i+R]), or interleaved (x[2i], x[2i+1]), turns by the angle of
+ * position p = position[n]: (a cos[p,i] - b sin[p,i], b cos[p,i] + a sin[p,i]); dimensions from 2R on pass unchanged. A position
+ * outside [0, P) is an error.
+ *: ~x[N,H,D] cos[P,R]:acc sin[P,R]:acc position[N]:i32 interleaved=false -> ~y[N,H,D] */
 lg_status lg_rope(lg_context *ctx, const lg_tensor *x, const lg_tensor *cos, const lg_tensor *sin,
-                  const lg_tensor *position, lg_tensor *y);
+                  const lg_tensor *position, bool interleaved, lg_tensor *y);
 /* The rotation by the opposite angle.
  *: ~dy[N,H,D] cos[P,R]:acc sin[P,R]:acc position[N]:i32 -> ~dx[N,H,D] */
 lg_status lg_rope_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *cos,
-                           const lg_tensor *sin, const lg_tensor *position, lg_tensor *dx);
+                           const lg_tensor *sin, const lg_tensor *position, bool interleaved,
+                           lg_tensor *dx);
 
-/* y = gate sigmoid(gate) up.
- *: ~gate[*] ~up[*] -> y[*] */
-lg_status lg_swiglu(lg_context *ctx, const lg_tensor *gate, const lg_tensor *up, lg_tensor *y);
+/* Tables for tokens that have M positions each (time, height and width; row and column): y[n,i] = table[position[plane[i],n],i], row n
+ * for token n. A position outside [0, P) or a plane outside [0, M) is an error. No gradient.
+ *: table[P,R] position[M,N]:i32 plane[R]:i32 -> y[N,R] */
+lg_status lg_rope_planes(lg_context *ctx, const lg_tensor *table, const lg_tensor *position,
+                         const lg_tensor *plane, lg_tensor *y);
+
+/* Queries or keys: each head's rms_norm with weight w, then half-split rope, without a rounding between.
+ *: ~x[N,H,D] w[D] cos[P,R]:acc sin[P,R]:acc position[N]:i32 offset=0 -> ~y[N,H,D] rstd[N,H]:acc */
+lg_status lg_qk_norm_rope(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                          const lg_tensor *cos, const lg_tensor *sin, const lg_tensor *position,
+                          double eps, double offset, lg_tensor *y, lg_tensor *rstd);
+/* dy turned by the opposite angle, then rms_norm's gradient.
+ *: ~dy[N,H,D] ~x[N,H,D] w[D] cos[P,R]:acc sin[P,R]:acc position[N]:i32 rstd[N,H]:acc -> ~dx[N,H,D] dw+[D]:acc */
+lg_status lg_qk_norm_rope_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                                   const lg_tensor *w, const lg_tensor *cos, const lg_tensor *sin,
+                                   const lg_tensor *position, const lg_tensor *rstd, double offset,
+                                   lg_tensor *dx, lg_tensor *dw);
+
+/* y = silu(gate_multiplier gate) up down_multiplier, silu(z) = z sigmoid(z).
+ *: ~gate[*] ~up[*] gate_multiplier=1 down_multiplier=1 -> y[*] */
+lg_status lg_swiglu(lg_context *ctx, const lg_tensor *gate, const lg_tensor *up,
+                    double gate_multiplier, double down_multiplier, lg_tensor *y);
 /*: dy[*] ~gate[*] ~up[*] -> ~dgate[*] ~dup[*] */
 lg_status lg_swiglu_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *gate,
-                             const lg_tensor *up, lg_tensor *dgate, lg_tensor *dup);
+                             const lg_tensor *up, double gate_multiplier, double down_multiplier,
+                             lg_tensor *dgate, lg_tensor *dup);
+
+/* y = gelu(gate) up, gelu(z) = z Phi(z), Phi the normal distribution; approximate: z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2.
+ *: ~gate[*] ~up[*] approximate=false -> y[*] */
+lg_status lg_geglu(lg_context *ctx, const lg_tensor *gate, const lg_tensor *up, bool approximate,
+                   lg_tensor *y);
+/*: dy[*] ~gate[*] ~up[*] -> ~dgate[*] ~dup[*] */
+lg_status lg_geglu_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *gate,
+                            const lg_tensor *up, bool approximate, lg_tensor *dgate,
+                            lg_tensor *dup);
 
 /* Attention within packed sequences [cu_seqlens[s], cu_seqlens[s+1]); head h reads key/value head h / (H / G):
  *   y[i,h] = sum_j p[j] v[j],  p = softmax_j(s[i,j]),  s[i,j] = softcap tanh(scale q[i,h] . k[j] / softcap),

@@ -196,6 +196,20 @@ M.rules.add = function(node)
   gradient.give(node[2], dy)
 end
 
+-- So does the sum in add_rms_norm: one buffer for both.
+M.rules.add_rms_norm = function(node, raw)
+  local dy, ds = gradient.incoming(node.out_y, true), gradient.incoming(node.out_s, false)
+  local dw, dw_add = gradient.sum_dest(node[3])
+  local dx = (node[1] or node[2]) and gradient.new(node.s.shape, node.s.dtype)
+  raw.add_rms_norm_backward(dy, ds, node.s, node.w, node.rstd, node.offset, dx, nil, dw)
+  if dx then
+    gradient.give(node[1], dx)
+    gradient.give(node[2], dx)
+    gradient.drop(dx)
+  end
+  if dw_add then gradient.settle(node[3], dw) end
+end
+
 -- ---- the walk ----
 
 local function by_falling_id(a, b)

@@ -16,12 +16,14 @@ local function grad_dtype(dtype)
   return dtype == "f64" and "f64" or "f32"
 end
 
--- Its life is that of its holds, whatever scope the walk runs in.
+--- A gradient buffer, held once. Its life is that of its holds, whatever scope the walk runs in.
 local function new_grad(shape, dtype)
   local t = Tensor.empty(shape, dtype):keep()
   t.storage.holds = 1
   return t
 end
+
+M.new = new_grad
 
 --- Ends one hold of a buffer; the last one frees it.
 local function drop(t)

@@ -1,7 +1,7 @@
 -- One function an operator, made from ops.h as straight-line Lua at load: `ops.linear(x, w, b)`
--- takes inputs and attributes in the header's order and returns new outputs; `ops.raw.linear(...)`
--- takes every C parameter, outputs too (nil: not wanted), and records nothing. Differentiable ops
--- record themselves on the tape of autograd.lua.
+-- takes inputs and attributes in the header's order (nil: the default, where there is one) and
+-- returns new outputs; `ops.raw.linear(...)` takes every C parameter, outputs too (nil: not wanted),
+-- and records nothing. Differentiable ops record themselves on the tape of autograd.lua.
 local abi = require("abi")
 local autograd = require("liger.autograd")
 local gradient = require("liger.gradient")
@@ -56,8 +56,11 @@ end
 
 -- ---- code ----
 
-local function emit_argument(out, op, p)
+local function emit_argument(out, op, p, raw)
   local name = p.name
+  if p.default ~= nil and not raw then
+    out(("  if %s == nil then %s = %s end"):format(name, name, tostring(p.default)))
+  end
   if p.tensor then
     local optional = p.tensor.optional
     out(("  local %s_raw"):format(name))
@@ -247,7 +250,7 @@ local function forward_source(op, raw)
     if raw and p.tensor and p.tensor.role == "output" then
       out(("  local %s_raw = %s and to_write(%s)"):format(p.name, p.name, p.name))
     elseif raw or op.explicit or not p.tensor or p.tensor.role ~= "output" then
-      emit_argument(out, op, p)
+      emit_argument(out, op, p, raw)
     end
   end
   if not raw and not op.explicit then
@@ -338,7 +341,12 @@ for _, op in ipairs(list) do
       gradient.settle,
       dead_tensor
     )
-    backward = autograd.rules[op.name] or backward
+    local rule = autograd.rules[op.name]
+    if rule then
+      backward = function(node)
+        rule(node, M.raw)
+      end
+    end
   end
   local function build(raw)
     return compile(

@@ -22,6 +22,7 @@ local M = {}
 ---@field name string
 ---@field ctype string     C type with its trailing space or star
 ---@field tensor? liger.OpTensor
+---@field default? number|boolean  of an attribute
 
 ---@class liger.Op
 ---@field name string
@@ -77,6 +78,21 @@ local function parse_side(text, where, visit)
   for name in rest:gmatch("%S+") do
     visit(name, nil)
   end
+end
+
+-- Defaults of attributes, taken out of the shape line: "offset=0", "round=true".
+local function parse_defaults(line, where)
+  local defaults = {}
+  line = line:gsub("(%l[%w_]*)=(%S+)", function(name, text)
+    local value = tonumber(text)
+    if text == "true" or text == "false" then
+      value = text == "true"
+    end
+    assert(value ~= nil, ("%s: cannot read default %s=%s"):format(where, name, text))
+    defaults[name] = value
+    return ""
+  end)
+  return line, defaults
 end
 
 -- The shape line: tensors by name; the right side gives outputs, and a bare name there an update in
@@ -142,7 +158,8 @@ function M.parse(text)
     line = line:gsub("\n%s*%*", " "):gsub("%s+", " "):gsub("^ ", ""):gsub(" $", "")
     doc = doc:gsub("^ ", ""):gsub("\n %*  ?", "\n"):gsub("\n%s*$", ""):gsub("%s+$", "")
     local op = { name = name, doc = doc, line = line, params = {}, tensors = {}, tensor = {} }
-    local shapes = parse_line(line, name)
+    local tensor_line, defaults = parse_defaults(line, name)
+    local shapes = parse_line(tensor_line, name)
     for arg in args:sub(2, -2):gsub("%s+", " "):gmatch("[^,]+") do
       local ctype, param = arg:match("^%s*(.-)([%w_]+)%s*$")
       if ctype ~= "lg_context *" then
@@ -157,6 +174,8 @@ function M.parse(text)
           )
           op.tensors[#op.tensors + 1] = p.tensor
           op.tensor[param] = p.tensor
+        else
+          p.default, defaults[param] = defaults[param], nil
         end
         op.params[#op.params + 1] = p
       end
@@ -164,6 +183,7 @@ function M.parse(text)
     assert(
       not next(shapes), name .. ": its shape line names no parameter: " .. tostring(next(shapes))
     )
+    assert(not next(defaults), name .. ": no attribute is named " .. tostring(next(defaults)))
     local base = name:match("^(.*)_backward$")
     if base then
       op.backward_of = assert(ops[base], name .. ": its forward is not declared before it")

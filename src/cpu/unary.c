@@ -86,6 +86,20 @@ lg_status cpu_log_sigmoid_backward(lg_context *ctx, const lg_tensor *dy, const l
     return LG_OK;
 }
 
+/* Written so that NaN stays NaN. */
+static double positive_part(double x) { return x < 0 ? 0 : x; }
+
+lg_status cpu_relu_squared(lg_context *ctx, const lg_tensor *x, lg_tensor *y) {
+    MAP1(y, x, positive_part(u) * positive_part(u));
+    return LG_OK;
+}
+
+lg_status cpu_relu_squared_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *x,
+                                    lg_tensor *dx) {
+    if (dx) MAP2(dx, dy, x, 2 * u * positive_part(v));
+    return LG_OK;
+}
+
 /* A bound as x's dtype holds it, so that an x that was stored at the bound is at the bound. */
 static double as_dtype(double bound, int32_t dtype) {
     uint64_t element = 0;
