@@ -176,9 +176,11 @@ __device__ __forceinline__ head_stats head_reduce_thread(const float *z, head_sl
 }
 
 /* What the blocks of a cluster share of a row. */
-struct head_room {
-    head_stats warp[32], block;
+template <class Stats>
+struct head_room_of {
+    Stats warp[32], block;
 };
+using head_room = head_room_of<head_stats>;
 
 __device__ __forceinline__ int head_num_slices() {
 #if __CUDA_ARCH__ >= 900
@@ -203,13 +205,14 @@ __device__ __forceinline__ head_slice head_slice_of(int64_t V) {
 }
 
 /* The statistics of the row, for every thread of the cluster. A block must call head_leave
- * before it ends: others still read its part. */
-__device__ __forceinline__ head_stats head_merge(head_stats s, head_room *room) {
+ * before it ends or merges again: others still read its part. */
+template <class Stats>
+__device__ __forceinline__ Stats head_merge(Stats s, head_room_of<Stats> *room) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     s = head_merge_warp(s);
     if (lane == 0) room->warp[warp] = s;
     __syncthreads();
-    s = head_merge_warp(lane < warps ? room->warp[lane] : head_stats::none());
+    s = head_merge_warp(lane < warps ? room->warp[lane] : Stats::none());
 #if __CUDA_ARCH__ >= 900
     auto cluster = cooperative_groups::this_cluster();
     const int blocks = head_num_slices();
@@ -217,7 +220,7 @@ __device__ __forceinline__ head_stats head_merge(head_stats s, head_room *room) 
         if (threadIdx.x == 0) room->block = s;
         cluster.sync();
         s = head_merge_warp(lane < blocks ? *cluster.map_shared_rank(&room->block, lane)
-                                          : head_stats::none());
+                                          : Stats::none());
         cluster.barrier_arrive();
     }
 #endif
@@ -359,6 +362,7 @@ struct lm_head {
     const lg_tensor *x, *w, *b; /* [N, C], [V, C], [V] or NULL */
     float temperature, softcap;
     int64_t N, C, V, chunk; /* chunk: the most rows of one */
+    int64_t classes;        /* targets are below it: V, unless fewer columns count */
     int64_t logits_ld, dlogits_ld;
     int32_t *row, *from, *count; /* of head_index, on the device */
     float *number;               /* one, the op's own */
@@ -374,7 +378,7 @@ static inline lm_head head_of(lg_context *ctx, const char *op, const lg_tensor *
     lm_head head = {};
     head.ctx = ctx, head.op = op, head.x = x, head.w = w, head.b = b;
     head.temperature = (float)temperature, head.softcap = (float)softcap;
-    head.N = x->shape[0], head.C = x->shape[1], head.V = w->shape[0];
+    head.N = x->shape[0], head.C = x->shape[1], head.V = head.classes = w->shape[0];
     head.chunk = head.V > HEAD_LARGE ? HEAD_CHUNK_LARGE : HEAD_CHUNK;
     if (head.chunk > head.N) head.chunk = head.N;
     head.logits_ld = (head.V + 3) / 4 * 4;
@@ -395,24 +399,30 @@ static lg_status head_with_finish(const lm_head &head, F f) {
     return f(head_capped{head.softcap, head.temperature});
 }
 
+/* The pieces of a head's scratch, in order, from `at` on; returns where they end. */
+static inline char *head_place(lm_head &head, char *at, bool logits, bool dlogits) {
+    const auto take = [&](int64_t bytes) {
+        char *piece = at;
+        at += (bytes + 255) / 256 * 256;
+        return piece;
+    };
+    const int64_t width = lg_dtype_bytes(head.x->dtype);
+    head.row = (int32_t *)take(head.N * 4);
+    head.from = (int32_t *)take(head.N * 4);
+    head.count = (int32_t *)take(256);
+    head.number = (float *)head.count + 32;
+    head.bias = (float *)take(head.V * 4);
+    head.packed = take(head.chunk * head.C * width);
+    head.logits = logits ? (float *)take(head.chunk * head.logits_ld * 4) : NULL;
+    head.dlogits = dlogits ? take(head.chunk * head.dlogits_ld * width) : NULL;
+    return at;
+}
+
 /* One piece of scratch for all, since a second large one would take twice its size. */
 static inline lg_status head_reserve(lm_head &head, bool logits, bool dlogits) {
-    const auto pad = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-    const int64_t width = lg_dtype_bytes(head.x->dtype), index = pad(head.N * 4),
-                  bias = pad(head.V * 4), packed = pad(head.chunk * head.C * width),
-                  z = logits ? pad(head.chunk * head.logits_ld * 4) : 0,
-                  dz = dlogits ? pad(head.chunk * head.dlogits_ld * width) : 0;
     void *scratch;
-    LG_TRY(lg_scratch(head.ctx, 2 * index + 256 + bias + packed + z + dz, &scratch));
-    char *at = (char *)scratch;
-    head.row = (int32_t *)at;
-    head.from = (int32_t *)(at += index);
-    head.count = (int32_t *)(at += index);
-    head.number = (float *)(at + 128);
-    head.bias = (float *)(at += 256);
-    head.packed = at += bias;
-    head.logits = logits ? (float *)(at + packed) : NULL;
-    head.dlogits = dlogits ? at + packed + z : NULL;
+    LG_TRY(lg_scratch(head.ctx, head_place(head, NULL, logits, dlogits) - (char *)NULL, &scratch));
+    head_place(head, (char *)scratch, logits, dlogits);
     return LG_OK;
 }
 
@@ -453,7 +463,7 @@ static lg_status head_move_rows(const lm_head &head, void *x, int64_t i0, int64_
 static inline lg_status head_find_rows(const lm_head &head, const lg_tensor *target, int64_t ignore,
                                        const lg_tensor *dlogp, const lg_tensor *dentropy) {
     head_index<HEAD_INDEX_THREADS><<<1, HEAD_INDEX_THREADS, 0, cuda_stream(head.ctx)>>>(
-        (const int32_t *)target->data, head.N, head.V, ignore,
+        (const int32_t *)target->data, head.N, head.classes, ignore,
         dlogp ? (const float *)dlogp->data : NULL, dentropy ? (const float *)dentropy->data : NULL,
         head.row, head.from, head.count, cuda_count_slot(head.ctx), cuda_error_slot(head.ctx));
     LG_TRY(cuda_launched(head.ctx, head.op));
@@ -461,21 +471,29 @@ static inline lg_status head_find_rows(const lm_head &head, const lg_tensor *tar
     return head_move_rows<false>(head, head.x->data, 0, head.chunk);
 }
 
+/* The x of active rows [i0, i0 + n): x itself where all rows are active, else copies. Those of the
+ * first chunk are there already if head_find_rows gathered them. */
+static inline lg_status head_rows(const lm_head &head, int64_t active, int64_t i0, int64_t n,
+                                  bool gathered, const void **x) {
+    *x = head.packed;
+    if (active == head.N)
+        *x = (const char *)head.x->data + i0 * head.C * lg_dtype_bytes(head.x->dtype);
+    else if (!gathered)
+        return head_move_rows<false>(head, head.x->data, i0, n);
+    return LG_OK;
+}
+
 /* Calls f(first active row, rows, their x) chunk by chunk; chunks are about equal. */
 template <class F>
 static lg_status head_for_chunks(const lm_head &head, int64_t active, F f) {
-    const int64_t width = lg_dtype_bytes(head.x->dtype);
     if (active == 0) return LG_OK;
     const int64_t chunks = (active + head.chunk - 1) / head.chunk;
     int64_t size = ((active + chunks - 1) / chunks + 127) / 128 * 128;
     if (size > head.chunk) size = head.chunk;
     for (int64_t i0 = 0; i0 < active; i0 += size) {
         const int64_t n = active - i0 < size ? active - i0 : size;
-        const void *x = head.packed;
-        if (active == head.N)
-            x = (const char *)head.x->data + i0 * head.C * width;
-        else if (i0 > 0)
-            LG_TRY(head_move_rows<false>(head, head.x->data, i0, n));
+        const void *x;
+        LG_TRY(head_rows(head, active, i0, n, i0 == 0, &x));
         LG_TRY(f(i0, n, x));
     }
     return LG_OK;

@@ -59,40 +59,15 @@ local loss_options = {
   token_scaling = config.loss_type == "dft", label_smoothing = config.label_smoothing,
 }
 
--- A micro-batch's sums for the log. `scale` is the weight of a token; nil: no gradients.
+-- A micro-batch's sums for the log; `scale` is the weight of a token.
 local function learn(samples, scale)
   local batch = liger.pack.completions(samples)
-  local loss, rows = model:cross_entropy(batch, scale or 1, loss_options)
-  if scale then
-    loss:backward()
-  end
+  local loss, rows = model:cross_entropy(batch, scale, loss_options)
+  loss:backward()
   return sft.sums(batch, rows)
 end
 
--- The sums of all micro-batches.
-local function pass(samples, scale)
-  local parts = {}
-  for i, part in ipairs(liger.pack.split(samples, config.micro_tokens)) do
-    parts[i] = liger.scope(learn, part, scale)
-  end
-  return parts
-end
-
-local function evaluate()
-  local total = { loss = 0, correct = 0, tokens = 0 }
-  for part in run:parts(task.held_out, 128, "held-out") do
-    for key, value in pairs(sft.total(liger.no_grad(pass, part))) do
-      total[key] = (total[key] or 0) + value
-    end
-  end
-  if run.should_stop() then
-    return "interrupted"
-  end
-  local tokens = math.max(total.tokens, 1)
-  return ("%.4f loss, %.3f token accuracy"):format(total.loss / tokens, total.correct / tokens)
-end
-
-local before = evaluate()
+local before = liger.evaluate(run, model, task.held_out, loss_options)
 local samples, seen = liger.sampler.new(task.train, config.seed), 0
 for step in run:steps(config.max_steps, { label = "sft" }) do
   local batch = samples:next(config.batch_size)
@@ -101,7 +76,10 @@ for step in run:steps(config.max_steps, { label = "sft" }) do
     targets = targets + #sample.completion
     tokens = tokens + #sample.ids + #sample.completion
   end
-  local parts = pass(batch, 1 / targets)
+  local parts = {}
+  for i, part in ipairs(liger.pack.split(batch, config.micro_tokens)) do
+    parts[i] = liger.scope(learn, part, 1 / targets)
+  end
   local grad_norm = optimizer:step(rate(step - 1))
   local total = sft.total(parts)
   seen = seen + tokens
@@ -113,7 +91,7 @@ for step in run:steps(config.max_steps, { label = "sft" }) do
 end
 
 run:save(model, task.tokenizer)
-local after = evaluate()
+local after = liger.evaluate(run, model, task.held_out, loss_options)
 run:print("held-out before: " .. before)
 run:print("held-out after: " .. after)
 run:finish()

@@ -39,6 +39,9 @@ typedef enum lg_dtype {
 
 enum { LG_MAX_DIMS = 4, LG_CPU = -1 };
 
+/* The losses between a student and a teacher, see lg_tvd, lg_jsd and lg_cosine. */
+typedef enum lg_divergence { LG_TVD = 0, LG_JSD, LG_COSINE, LG_NUM_DIVERGENCES } lg_divergence;
+
 typedef struct lg_context lg_context;
 
 /* A view of memory that its creator owns; the library keeps no pointer to it. Strides count elements; the last

@@ -4,8 +4,8 @@
  *   const lg_tensor *x   an input            lg_tensor *y   an output            anything else: an attribute
  *   *: x[*,C] b?[C] -> y[*,C]                the shapes, executed:
  *        upper-case letters bind sizes (N tokens, B batch, C channels, O output channels, H heads, G key/value heads,
- *        D head size, V vocabulary, K tokens of a row, S sequences, P positions); * binds any leading dimensions; S+1 is one more
- *        than S
+ *        D head size, V vocabulary, K tokens of a row or a teacher's channels, U a teacher's vocabulary, S sequences, P
+ *        positions); * binds any leading dimensions; S+1 is one more than S
  *        b?      may be NULL (every output of a backward may be: a gradient that is not wanted)
  *        ~x      any strides in the leading dimensions; the last one is always dense. Others are dense throughout
  *        dw+     added to, not overwritten
@@ -432,6 +432,88 @@ lg_status lg_softmax_backward(lg_context *ctx, const lg_tensor *dy, const lg_ten
 lg_status lg_sample(lg_context *ctx, const lg_tensor *z, const lg_tensor *sequence,
                     const lg_tensor *position, int64_t seed, int64_t top_k, double top_p,
                     double min_p, lg_tensor *id, lg_tensor *logp);
+
+/* ---- distillation: student against teacher logits, row by row ----
+ *
+ * p and q are the softmaxes of student / temperature and teacher / temperature over the first min(V, U) columns, those that
+ * both have; 0 log 0 is 0. No gradient goes to the teacher, to columns past these, or to rows whose target is `ignore`: their
+ * outputs are 0. `saved` is what a row keeps for its backward. */
+
+/* ce[n] = -log softmax(student[n])[target[n]], at temperature 1; tvd[n] = 1/2 sum_v |p - q|, with sign(0) = 0 in its
+ * gradient. A target outside [0, min(V, U)) is an error.
+ *: ~student[N,V] ~teacher[N,U] target[N]:i32 -> ce[N]:acc tvd[N]:acc saved[N,4]:acc */
+lg_status lg_ce_tvd(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
+                    const lg_tensor *target, double temperature, int64_t ignore, lg_tensor *ce,
+                    lg_tensor *tvd, lg_tensor *saved);
+/* With sigma = sum_v p sign(p - q): dstudent = dce (softmax(student) - [v = target]) + dtvd p (sign(p - q) - sigma) / (2
+ * temperature).
+ *: dce?[N]:acc dtvd?[N]:acc ~student[N,V] ~teacher[N,U] target[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
+lg_status lg_ce_tvd_backward(lg_context *ctx, const lg_tensor *dce, const lg_tensor *dtvd,
+                             const lg_tensor *student, const lg_tensor *teacher,
+                             const lg_tensor *target, const lg_tensor *saved, double temperature,
+                             int64_t ignore, lg_tensor *dstudent);
+
+/* loss[n] = 1/2 sum_v |p - q|.
+ *: ~student[N,V] ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
+lg_status lg_tvd(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
+                 const lg_tensor *target, double temperature, int64_t ignore, lg_tensor *loss,
+                 lg_tensor *saved);
+/*: dloss[N]:acc ~student[N,V] ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
+lg_status lg_tvd_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
+                          const lg_tensor *teacher, const lg_tensor *target, const lg_tensor *saved,
+                          double temperature, int64_t ignore, lg_tensor *dstudent);
+
+/* loss[n] = beta KL(q || m) + (1 - beta) KL(p || m), m = (1 - beta) p + beta q (Agarwal et al. 2024, equation 1); beta 0 is
+ * KL(q || p), beta 1 KL(p || q), infinite where the second has no probability and the first has.
+ *: ~student[N,V] ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
+lg_status lg_jsd(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
+                 const lg_tensor *target, double beta, double temperature, int64_t ignore,
+                 lg_tensor *loss, lg_tensor *saved);
+/* dstudent = dloss (1 - beta) p (log(p / m) - KL(p || m)) / temperature; at the ends p - q and p (log(p / q) - KL(p || q)).
+ *: dloss[N]:acc ~student[N,V] ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
+lg_status lg_jsd_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
+                          const lg_tensor *teacher, const lg_tensor *target, const lg_tensor *saved,
+                          double beta, double temperature, int64_t ignore, lg_tensor *dstudent);
+
+/* loss[n] = 1 - a . b / (|a| |b|), a and b the logits over the temperature, norms of at least 1e-8; columns where either is
+ * -inf take no part.
+ *: ~student[N,V] ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
+lg_status lg_cosine(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
+                    const lg_tensor *target, double temperature, int64_t ignore, lg_tensor *loss,
+                    lg_tensor *saved);
+/*: dloss[N]:acc ~student[N,V] ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
+lg_status lg_cosine_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
+                             const lg_tensor *teacher, const lg_tensor *target,
+                             const lg_tensor *saved, double temperature, int64_t ignore,
+                             lg_tensor *dstudent);
+
+/* A student's head against a teacher's, with the gradient made in the same pass and no logits beyond a chunk: hard[n] the cross
+ * entropy at temperature 1, soft[n] one of the losses above (divergence: LG_TVD, LG_JSD or LG_COSINE), entropy[n] that of p.
+ * Logits are softcap tanh((x w^T + b) / softcap), without the cap when it is 0. grad_x, grad_w and grad_b are the gradients of
+ * sum of weight_hard[n] hard[n] + weight_soft[n] soft[n]; without a weight its term has none. Rows whose target is `ignore` take
+ * no part in the products and get 0 in all outputs.
+ *: x[N,C] w[V,C] b?[V] teacher_x[N,K] teacher_w[U,K] teacher_b?[U] target[N]:i32 weight_hard?[N]:acc weight_soft?[N]:acc -> hard[N]:acc soft[N]:acc entropy?[N]:acc grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
+lg_status lg_linear_distill(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                            const lg_tensor *b, const lg_tensor *teacher_x,
+                            const lg_tensor *teacher_w, const lg_tensor *teacher_b,
+                            const lg_tensor *target, const lg_tensor *weight_hard,
+                            const lg_tensor *weight_soft, int64_t divergence, double beta,
+                            double temperature, double softcap, double teacher_softcap,
+                            int64_t ignore, lg_tensor *hard, lg_tensor *soft, lg_tensor *entropy,
+                            lg_tensor *grad_x, lg_tensor *grad_w, lg_tensor *grad_b);
+
+/* The same against a teacher of whom some ids and their log-probabilities at temperature 1 are known, K of each row and distinct;
+ * an id outside [0, V) is none. The probability that they lack, at least 1e-6, is the teacher's of all other columns, in
+ * proportion to the student's own: a divergence at temperature 1 sees these as one class.
+ *: x[N,C] w[V,C] b?[V] teacher_id[N,K]:i32 teacher_logp[N,K]:acc target[N]:i32 weight_hard?[N]:acc weight_soft?[N]:acc -> hard[N]:acc soft[N]:acc entropy?[N]:acc grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
+lg_status lg_linear_distill_topk(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
+                                 const lg_tensor *b, const lg_tensor *teacher_id,
+                                 const lg_tensor *teacher_logp, const lg_tensor *target,
+                                 const lg_tensor *weight_hard, const lg_tensor *weight_soft,
+                                 int64_t divergence, double beta, double temperature,
+                                 double softcap, int64_t ignore, lg_tensor *hard, lg_tensor *soft,
+                                 lg_tensor *entropy, lg_tensor *grad_x, lg_tensor *grad_w,
+                                 lg_tensor *grad_b);
 
 /* ---- optimiser ---- */
 

@@ -342,6 +342,19 @@ local CROSS_ENTROPY_DEFAULTS = {
   z_loss = 0, -- times lse^2
   token_scaling = false, -- rows count by the probability of their target, a constant
 }
+local DISTILL_DEFAULTS = {
+  bias = false, teacher_bias = false, softcap = 0, teacher_softcap = 0, ignore = -100,
+  divergence = "tvd", -- tvd, jsd or cosine
+  beta = 0.5, -- of jsd; 0: KL(teacher || student), 1: KL(student || teacher)
+  temperature = 1, -- of the divergence; the cross entropy's is 1
+  weight_hard = false, weight_soft = false,
+}
+local TOPK_DEFAULTS = {}
+for key, value in pairs(DISTILL_DEFAULTS) do
+  if not key:find("^teacher_") then
+    TOPK_DEFAULTS[key] = value
+  end
+end
 local SAMPLE_DEFAULTS = { seed = 0, top_k = 0, top_p = 1, min_p = 0, greedy = false }
 
 local function edge_of(x)
@@ -401,18 +414,41 @@ function M.linear_logprob(x, w, target, options)
   return logp, entropy, lse
 end
 
-local function linear_cross_entropy_backward(node)
+-- ---- heads whose forward makes the gradients ----
+
+local function made_gradient_backward(node)
   local dy = gradient.incoming(node.out_loss, true)
   if not dy.is_seed and dy:item() ~= 1 then
     lib.raise(
-      (
-        "linear_cross_entropy: gradient from above is %g, wanted 1; pass the factor as scale"
-      ):format(dy:item())
+      ("%s: gradient from above is %g, wanted 1; pass the factor as %s"):format(
+        node.op, dy:item(), node.factor
+      )
     )
   end
   if node.grad_x then
     gradient.give(node[1], node.grad_x)
   end
+end
+
+-- A loss whose gradients run(grad_x, grad_w, grad_b) makes: the weight's go straight into its
+-- `.grad`. `factor` is the option that scales the loss.
+local function with_made_gradients(op, factor, x, w, b, run)
+  local edges = { edge_of(x), edge_of(w), edge_of(b) }
+  for i = 2, 3 do
+    if edges[i] and not edges[i].leaf then
+      lib.raise(op .. ": weight or bias is computed, wanted a leaf; use linear_logprob")
+    end
+  end
+  local grad_x = edges[1] and Tensor.empty(x.shape, x.dtype) or nil
+  local loss = autograd.no_grad(
+    run, grad_x, (gradient.sum_dest(edges[2])), (gradient.sum_dest(edges[3]))
+  )
+  if edges[1] or edges[2] or edges[3] then
+    local node = autograd.new_node(made_gradient_backward, edges)
+    node.op, node.factor, node.grad_x = op, factor, grad_x
+    node.out_loss = autograd.new_edge(node, loss)
+  end
+  return loss
 end
 
 -- What a mean over the kept rows divides by: the sum of their class weights, and their number. The
@@ -457,28 +493,18 @@ function M.linear_cross_entropy(x, w, target, options)
     local sum, kept = divisors(target, o)
     scale, z_scale = 1 / sum, 1 / kept
   end
-  local edges = { edge_of(x), edge_of(w), edge_of(o.bias) }
   local rows = {
     loss = Tensor.empty({ N }, acc),
     entropy = Tensor.empty({ N }, acc),
     predicted = Tensor.empty({ N }, "i32"),
   }
-  local square = o.z_loss ~= 0 and Tensor.empty({ N }, acc) or nil
-  local grad_x = edges[1] and Tensor.empty(x.shape, x.dtype) or nil
-  for i = 2, 3 do
-    if edges[i] and not edges[i].leaf then
-      lib.raise(
-        "linear_cross_entropy: weight or bias is computed, wanted a leaf; use linear_logprob"
-      )
-    end
-  end
-  local grad_w, grad_b = gradient.sum_dest(edges[2]), gradient.sum_dest(edges[3])
-  ops.raw.linear_cross_entropy(
-    x, w, o.bias, target, o.class_weight, scale, z_scale * o.z_loss, o.label_smoothing,
-    o.token_scaling or false, o.softcap, o.ignore, rows.loss, square, rows.entropy, rows.predicted,
-    grad_x, grad_w, grad_b
-  )
-  local loss = autograd.no_grad(function()
+  local function run(grad_x, grad_w, grad_b)
+    local square = o.z_loss ~= 0 and Tensor.empty({ N }, acc) or nil
+    ops.raw.linear_cross_entropy(
+      x, w, o.bias, target, o.class_weight, scale, z_scale * o.z_loss, o.label_smoothing,
+      o.token_scaling or false, o.softcap, o.ignore, rows.loss, square, rows.entropy,
+      rows.predicted, grad_x, grad_w, grad_b
+    )
     local all = ops.affine(ops.sum(rows.loss), scale, 0)
     if square then
       rows.z_loss = ops.affine(square, o.z_loss, 0)
@@ -486,13 +512,83 @@ function M.linear_cross_entropy(x, w, target, options)
       all = ops.add(all, ops.affine(ops.sum(square), z_scale * o.z_loss, 0))
     end
     return all
-  end)
-  if edges[1] or edges[2] or edges[3] then
-    local node = autograd.new_node(linear_cross_entropy_backward, edges)
-    node.grad_x = grad_x
-    node.out_loss = autograd.new_edge(node, loss)
   end
-  return loss, rows
+  return with_made_gradients("linear_cross_entropy", "scale", x, w, o.bias, run), rows
+end
+
+local DIVERGENCES = { tvd = lib.C.LG_TVD, jsd = lib.C.LG_JSD, cosine = lib.C.LG_COSINE }
+
+-- Both forms: run(divergence, rows, ...) calls the operator, with the gradients to make last.
+local function distill(op, o, x, w, target, run)
+  local N, acc = x.shape[1] or 0, acc_dtype(x)
+  local divergence = DIVERGENCES[o.divergence]
+  if not divergence then
+    lib.raise(
+      ("%s: divergence is %s, wanted tvd, jsd or cosine"):format(op, tostring(o.divergence))
+    )
+  end
+  o.weight_soft = o.weight_soft or 1 / select(2, divisors(target, o))
+  local rows = {}
+  for _, name in ipairs({ "hard", "soft", "entropy" }) do
+    rows[name] = Tensor.empty({ N }, acc)
+  end
+  local function all(grad_x, grad_w, grad_b)
+    for _, name in ipairs({ "hard", "soft" }) do
+      local weight = o["weight_" .. name] or 0
+      o["weight_" .. name] = Tensor.is(weight) and weight or M.full_like(rows[name], weight)
+    end
+    run(tonumber(divergence), rows, grad_x, grad_w, grad_b)
+    local loss
+    for _, name in ipairs({ "hard", "soft" }) do
+      -- An infinite term without weight is none.
+      local weight = o["weight_" .. name]
+      local term = ops.sum(M.where(weight, rows[name] * weight, 0))
+      loss = loss and loss + term or term
+    end
+    return loss
+  end
+  return with_made_gradients(op, "weight_hard and weight_soft", x, w, o.bias, all), rows
+end
+
+--- sum over the rows of weight_hard * cross entropy + weight_soft * a divergence of a student's
+--- head from a teacher's (ops.tvd, ops.jsd, ops.cosine), which is not trained. Gradients are made
+--- in the forward, as in linear_cross_entropy. Heads may have unequal widths and vocabularies: the
+--- losses run over the columns that both have.
+---@param x liger.Tensor          [N,C] the student's hidden states
+---@param w liger.Tensor          [V,C]
+---@param teacher_x liger.Tensor  [N,K]
+---@param teacher_w liger.Tensor  [U,K]
+---@param target liger.Tensor     [N] i32; -100: takes no part
+---@param options? table          divergence ("tvd", "jsd", "cosine"), beta (of jsd), temperature
+---   (of the divergence), weight_hard (default 0) and weight_soft (default 1 / number of targets): a
+---   number, or [N]; bias, teacher_bias, softcap, teacher_softcap, ignore
+---@return liger.Tensor loss      []
+---@return { hard: liger.Tensor, soft: liger.Tensor, entropy: liger.Tensor } rows  [N] each, without
+---   the weights; entropy of the student at the temperature
+function M.linear_distill(x, w, teacher_x, teacher_w, target, options)
+  local o = with_defaults("linear_distill", DISTILL_DEFAULTS, options)
+  return distill("linear_distill", o, x, w, target, function(divergence, rows, ...)
+    ops.raw.linear_distill(
+      x, w, o.bias, teacher_x, teacher_w, o.teacher_bias, target, o.weight_hard, o.weight_soft,
+      divergence, o.beta, o.temperature, o.softcap, o.teacher_softcap, o.ignore, rows.hard,
+      rows.soft, rows.entropy, ...
+    )
+  end)
+end
+
+--- linear_distill against a teacher of whom K ids a row and their log-probabilities are known: all
+--- other tokens count as one more class.
+---@param teacher_id liger.Tensor    [N,K] i32, distinct in a row; -1: none
+---@param teacher_logp liger.Tensor  [N,K] nats, at temperature 1; -inf where there is no id
+---@param options? table             of linear_distill, without those of the teacher
+function M.linear_distill_topk(x, w, teacher_id, teacher_logp, target, options)
+  local o = with_defaults("linear_distill_topk", TOPK_DEFAULTS, options)
+  return distill("linear_distill_topk", o, x, w, target, function(divergence, rows, ...)
+    ops.raw.linear_distill_topk(
+      x, w, o.bias, teacher_id, teacher_logp, target, o.weight_hard, o.weight_soft, divergence,
+      o.beta, o.temperature, o.softcap, o.ignore, rows.hard, rows.soft, rows.entropy, ...
+    )
+  end)
 end
 
 --- Draws a token a row.

@@ -174,7 +174,7 @@ local function emit_output(out, t, whole)
   else
     local sizes = {}
     for _, d in ipairs(t.dims) do
-      sizes[#sizes + 1] = d.letter .. " + " .. d.plus
+      sizes[#sizes + 1] = d.number or d.letter .. " + " .. d.plus
     end
     shape = "{ " .. table.concat(sizes, ", ") .. " }"
   end

@@ -103,18 +103,39 @@ local function completion_ids(tokenizer, path, row)
   return ids
 end
 
+-- A chat whose last message is the assistant's as prompt and completion.
+local function split_answer(path, row)
+  check_column(path, row, "messages", "table")
+  local prompt, answer = {}, row.messages[#row.messages]
+  for i = 1, #row.messages - 1 do
+    prompt[i] = row.messages[i]
+  end
+  if answer.role ~= "assistant" or #prompt == 0 then
+    lib.raise(
+      ("%s: messages end with a %s after %d others, wanted an answer of the assistant"):format(
+        where(path, row), answer.role, #prompt
+      )
+    )
+  end
+  row.prompt, row.completion = prompt, { answer }
+end
+
 --- Supervised samples: `text` and `messages` learn every token but the first, `prompt` +
 --- `completion` the completion only.
 ---@param path string
 ---@param tokenizer liger.Tokenizer
 ---@param max_length integer  longer samples are cut on the right
 ---@param context? integer    tokens that the model takes; a sample longer than that is refused
+---@param answers? boolean    of `messages` only the last one is learnt, an answer
 ---@return { ids: integer[], completion: integer[], row: table }[] samples  those with nothing to
 ---   learn left out
-function M.supervised(path, tokenizer, max_length, context)
+function M.supervised(path, tokenizer, max_length, context, answers)
   local samples = {}
   for _, row in ipairs(jsonl.read(path)) do
     local prompt, completion
+    if answers and row.messages ~= nil and row.prompt == nil then
+      split_answer(path, row)
+    end
     if row.prompt ~= nil and row.completion ~= nil then
       check_column(path, row, "prompt", "string", "table")
       row.ids = encode(tokenizer, row.prompt, true)

@@ -2,10 +2,12 @@
 -- loaded when they are first named.
 local fn = require("liger.fn")
 
-local METHODS = { advantage = true, grpo = true, sft = true }
+local METHODS = { advantage = true, distill = true, grpo = true, sft = true }
 
 return setmetatable({
   linear_cross_entropy = fn.linear_cross_entropy,
+  linear_distill = fn.linear_distill,
+  linear_distill_topk = fn.linear_distill_topk,
   linear_logprob = fn.linear_logprob,
 }, {
   __index = function(losses, name)

@@ -7,13 +7,17 @@ local prompts = require("liger.data.prompts")
 
 local M = {}
 
+-- An untrained model for the sums.
+local function model_of_sums(sums, model_config, config)
+  local model = decoder.from_config(model_config, { dtype = config.dtype })
+  model:init(config.seed, sums.init_std).stop_ids = { sums.newline }
+  return model
+end
+
 local function built_in(config)
   local sums = require("liger.data.sums")
   local task = sums.new(config.seed)
-  task.model = decoder.from_config(sums.config, { dtype = config.dtype }):init(
-    config.seed, sums.init_std
-  )
-  task.model.stop_ids = { sums.newline }
+  task.model = model_of_sums(sums, sums.config, config)
   task.built_in, task.metric = true, "accuracy"
   return task
 end
@@ -67,16 +71,81 @@ end
 --- answer.
 ---@param config table  model, data, seed, dtype; holdout (default 0.1), eval_rows, max_length
 ---   (default: all)
-function M.supervised(config)
+---@param answers? boolean  of a chat only the last message, the assistant's, is learnt
+function M.supervised(config, answers)
   if config.model == "" and config.data == "" then
     return split(built_in(config), nil, config)
   end
   local task = load_model(config)
   local rows = prompts.supervised(
     config.data, task.tokenizer, config.max_length or math.huge,
-    task.model.config.max_position_embeddings
+    task.model.config.max_position_embeddings, answers
   )
   return split(task, rows, config)
+end
+
+-- Ids mean the same to both, up to where the smaller vocabulary ends.
+local function check_tokenizers(student, teacher, config)
+  for id = 0, math.min(student.model.shape.vocab, teacher.model.shape.vocab) - 1 do
+    local a, b = student.tokenizer:token(id), teacher.tokenizer:token(id)
+    if a and b and a ~= b then
+      lib.raise(
+        ("%s: token %d is %q, wanted %q as in %s: distillation needs one tokenizer"):format(
+          config.teacher, id, b, a, config.model
+        )
+      )
+    end
+  end
+end
+
+--- Samples as supervised(), and whom to imitate on them: `teacher`, a model, or the samples'
+--- `teacher` of config.teacher_logprobs (data/teacher.lua). Of the built-in sums the teacher is the
+--- model that is trained elsewhere, untrained here, and `model` a narrower one. Of a chat the last
+--- message is learnt.
+---@param config table  as supervised(), and teacher, teacher_logprobs, lmbda
+function M.distill(config)
+  if config.model == "" and config.data == "" then
+    for _, name in ipairs({ "teacher", "teacher_logprobs" }) do
+      if config[name] ~= "" then
+        options.usage_error(("--%s without --model: it needs a student and data"):format(name))
+      end
+    end
+    local sums = require("liger.data.sums")
+    local task = M.supervised(config)
+    task.teacher = task.model
+    task.model = model_of_sums(sums, sums.small_config, config)
+    return task
+  elseif config.model ~= "" and config.data ~= ""
+    and (config.teacher == "") == (config.teacher_logprobs == "") then
+    options.usage_error("--model needs a teacher: --teacher or --teacher_logprobs, one of them")
+  end
+  if config.teacher_logprobs ~= "" and config.lmbda > 0 then
+    options.usage_error("--lmbda above 0 needs --teacher: a file knows nothing of new completions")
+  end
+  local task = M.supervised(config, true)
+  for _, s in ipairs(config.lmbda > 0 and task.train or {}) do
+    if not s.row.prompt then
+      lib.raise(
+        (
+          "%s:%d: text has no prompt to complete, wanted prompt and completion, or --lmbda 0"
+        ):format(config.data, s.row._line)
+      )
+    end
+  end
+  if config.teacher_logprobs ~= "" then
+    local vocab = task.model.shape.vocab
+    for _, rows in ipairs({ task.train, task.held_out }) do
+      require("liger.data.teacher").load(config.teacher_logprobs, rows, vocab)
+    end
+    return task
+  end
+  local teacher = {}
+  teacher.model, teacher.tokenizer = decoder.load(config.teacher, { dtype = config.dtype })
+  if teacher.tokenizer then
+    check_tokenizers(task, teacher, config)
+  end
+  task.teacher = teacher.model
+  return task
 end
 
 return M
