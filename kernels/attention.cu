@@ -32,12 +32,12 @@ struct forward_args {
     device_error *error;
 };
 
-/* The last block of the first row looks the sequences over; the kernels have one block more for it. */
+/* A block without a tile. The grid has one more than tiles can need, which looks the sequences over,
+ * with one thread: with all of them the main loops spill more. */
 template <class T>
-__device__ __forceinline__ bool is_spare_block(const forward_args<T> &a) {
-    if (blockIdx.x + 1 < gridDim.x) return false;
-    if (blockIdx.y == 0) check_sequences(a.cu, a.S, a.N, a.error);
-    return true;
+__device__ __forceinline__ void spare_block(const forward_args<T> &a) {
+    if (blockIdx.x + 1 == gridDim.x && blockIdx.y == 0 && threadIdx.x == 0)
+        check_sequences(a.cu, a.S, a.N, a.error);
 }
 
 template <class T>
@@ -119,8 +119,7 @@ __global__ void __launch_bounds__(forward_tiles<D>::Threads, forward_tiles<D>::B
     extern __shared__ __align__(1024) char memory[];
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 * M, h = blockIdx.y, g = h / a.group;
     sequence_tile tile;
-    if (is_spare_block(a)) return;
-    if (!find_tile(a.cu, a.S, a.N, Queries, blockIdx.x, false, &tile)) return;
+    if (!find_tile(a.cu, a.S, a.N, Queries, blockIdx.x, false, &tile)) return spare_block(a);
     uint32_t q = shared_address(memory), k = q + Tiles::Panels * 128 * Queries,
              v = k + 2 * KeyBytes;
     int keys = a.causal ? min(tile.length, tile.row + Queries) : tile.length;
@@ -218,8 +217,7 @@ __global__ void __launch_bounds__(hopper_tiles<D>::Threads, 1)
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16, group_row = threadIdx.x / 128 * 64;
     int h = blockIdx.y, g = h / a.group;
     sequence_tile tile;
-    if (is_spare_block(a)) return;
-    if (!find_tile(a.cu, a.S, a.N, Queries, blockIdx.x, false, &tile)) return;
+    if (!find_tile(a.cu, a.S, a.N, Queries, blockIdx.x, false, &tile)) return spare_block(a);
     uint32_t q = (shared_address(memory) + 1023) / 1024 * 1024, k = q + Tiles::QueryBytes,
              v = k + 2 * Tiles::KeyBytes;
     int keys = a.causal ? min(tile.length, tile.row + Queries) : tile.length,
@@ -305,8 +303,7 @@ __global__ void __launch_bounds__(F32_THREADS) attention_forward_f32(forward_arg
     constexpr int Rows = 64;
     int h = blockIdx.y, g = h / a.group;
     sequence_tile tile;
-    if (is_spare_block(a)) return;
-    if (!find_tile(a.cu, a.S, a.N, Rows, blockIdx.x, false, &tile)) return;
+    if (!find_tile(a.cu, a.S, a.N, Rows, blockIdx.x, false, &tile)) return spare_block(a);
     auto token = [&](int r) { return (int64_t)tile.first + tile.row + r; };
     score_rule rule = {a.causal ? min(tile.length, tile.row + Rows) : tile.length,
                        a.causal ? tile.row : -1,

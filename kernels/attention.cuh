@@ -47,13 +47,14 @@ static inline int64_t num_sequence_tiles(int64_t N, int64_t S, int rows) {
     return S > 0 ? N / rows + S : 0;
 }
 
-/* For one block: notes a bound that does not lie between the one before it and N. */
+/* For one thread: notes the first bound that does not lie between the one before it and N. */
 __device__ __forceinline__ void check_sequences(const int32_t *cu, int S, int N,
                                                 device_error *error) {
-    for (int s = threadIdx.x; s <= S; s += blockDim.x) {
-        int low = s == S ? N : s > 0 ? min(max(cu[s - 1], 0), N) : 0, high = s > 0 ? N : 0;
-        if (cu[s] < low || cu[s] > high)
-            note_error(error, ERROR_SEQUENCE, s, cu[s], (long long)high + 1, low);
+    for (int s = 0, low = 0; s <= S; s++) {
+        int at = cu[s], high = s > 0 ? N : 0;
+        if (s == S) low = N;
+        if (at < low || at > high) return note_error(error, ERROR_SEQUENCE, s, at, high + 1ll, low);
+        low = at;
     }
 }
 
@@ -98,7 +99,7 @@ __device__ __forceinline__ int first_tile(int i, int window) {
     return Options ? max(0, i + 1 - window) / Keys * Keys : 0;
 }
 
-/* tanh(x) of y = 2 x log2(e), within 2e-7. */
+/* tanh(x) of y = 2 x log2(e), within 3e-7. */
 __device__ __forceinline__ float tanh_fast(float y) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(exp2_fast(y) + 1.0f));

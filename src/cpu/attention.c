@@ -70,7 +70,7 @@ static void add_values(const workspace *ws, int64_t rows, const key_range *seen,
         /* All see [first, end), each alone what lies before and behind. */
         const int64_t first = clamp(seen[r1 - 1].first, j0, j1),
                       end = clamp(seen[r0].end, first, j1);
-        for (int64_t r = r0; r < r1; r++) {
+        for (int64_t r = r0; r < r1 && first > j0; r++) {
             const int64_t from = clamp(seen[r].first, j0, first),
                           to = clamp(seen[r].end, j0, first);
             if (to > from)
