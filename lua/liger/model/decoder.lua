@@ -142,12 +142,15 @@ local function block(self, b, x, position, cos, sin, attend, i, last)
   end
   local q = heads_of(of_q, 0, H, D)
   if s.qk_norm then
-    q, k = ops.rms_norm(q, b.q_norm, s.eps), ops.rms_norm(k, b.k_norm, s.eps)
+    q = ops.qk_norm_rope(q, b.q_norm, cos, sin, q_position, s.eps)
+    k = ops.qk_norm_rope(k, b.k_norm, cos, sin, position, s.eps)
+  else
+    q, k = ops.rope(q, cos, sin, q_position), ops.rope(k, cos, sin, position)
   end
-  q, k = ops.rope(q, cos, sin, q_position), ops.rope(k, cos, sin, position)
   local y = attend(i, q, k, v):reshape(q.shape[1], H * D)
-  x = ops.add(x, ops.linear(y, b.out, b.out_bias or nil))
-  local gate_up = ops.linear((ops.rms_norm(x, b.mlp_norm, s.eps)), b.gate_up, b.gate_up_bias or nil)
+  local normed
+  x, normed = ops.add_rms_norm(ops.linear(y, b.out, b.out_bias or nil), x, b.mlp_norm, s.eps)
+  local gate_up = ops.linear(normed, b.gate_up, b.gate_up_bias or nil)
   local gate, up = gate_up:narrow(2, 1, s.intermediate), gate_up:narrow(
     2, s.intermediate + 1, s.intermediate
   )
