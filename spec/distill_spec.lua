@@ -366,7 +366,7 @@ describe("distillation", function()
     { ids = { 1 }, completion = { 2, 3, 4 } }, { ids = { 5, 6 }, completion = { 7 } },
   }
 
-  it("divides by the targets of all micro-batches", function()
+  it("B20: divides by the targets of all micro-batches", function()
     for _, loss_type in ipairs({ "ce_tvd", "jsd", "cosine" }) do
       local options, teacher = distill.options({ loss_type = loss_type, temperature = 1.5 }),
         model_of(3, 16)

@@ -142,7 +142,8 @@ function M.metrics(total, options)
   end
   return {
     loss = weighted(options.weight_hard, total.hard) + weighted(options.weight_soft, total.soft),
-    hard_loss = total.hard / tokens, soft_loss = total.soft / tokens, entropy = total.entropy / tokens,
+    hard_loss = total.hard / tokens, soft_loss = total.soft / tokens,
+    entropy = total.entropy / tokens,
   }
 end
 
