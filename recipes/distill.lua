@@ -11,7 +11,7 @@ local config = liger.config({
   model = "", -- the student: a Hugging Face folder or a GGUF file; empty: a small model
   data = "", -- JSONL; empty: sums of two-digit numbers
   teacher = "", -- a Hugging Face folder or a GGUF file of the same tokenizer
-  -- JSONL, a line for each of the data's: {"ids": [[95, 12], [10]], "logprobs": [[-0.1, -2.6], [0]]}
+  -- JSONL, a line for each of the data's: {"ids": [[95, 12], [10]], "logprobs": [[-0.1, -3], [0]]}
   -- has the teacher's likeliest ids for each completion token. What these lack of probability 1 is
   -- that of "any other token", one class to the loss
   teacher_logprobs = "", -- a file in place of a teacher; its format stands in the recipe

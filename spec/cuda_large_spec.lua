@@ -100,6 +100,10 @@ local LARGE = {
   { "cross_entropy", "bf16", { N = ROWS, V = 50257, smoothing = 0.1 } },
   { "softmax", "bf16", { N = ROWS, V = 4100 } },
   { "sample", "bf16", { B = ROWS, V = 151936 } },
+  { "ce_tvd", "bf16", { N = ROWS, V = 50257 } },
+  { "jsd", "bf16", { N = ROWS, V = 50264, U = 50257, temperature = 2 } },
+  { "cosine", "bf16", { N = ROWS, V = 50257 } },
+  { "jsd_logp", "bf16", { N = ROWS, V = 50257 } },
 }
 
 describe("rows beyond 2^31 elements", function()

@@ -80,13 +80,26 @@ describe("prompts of a file", function()
 end)
 
 describe("supervised samples of a file", function()
-  local function load(lines, max_length, template)
+  local function load(lines, max_length, template, answers)
     local samples
     with_rows(lines, function(path)
-      samples = prompts.supervised(path, new_tokenizer(template), max_length or 1000)
+      samples = prompts.supervised(path, new_tokenizer(template), max_length or 1000, nil, answers)
     end)
     return samples
   end
+
+  it("learn the last answer of a chat alone, where that is asked for", function()
+    local chat = '{"messages": [{"role": "user", "content": "q"}, '
+      .. '{"role": "assistant", "content": "an"}]}'
+    local samples = load({ chat, '{"text": "ab"}' }, nil, nil, true)
+    assert.equal("<user>q|<assistant>", text_of(samples[1].ids))
+    assert.equal("an|", text_of(samples[1].completion))
+    assert.equal("b\0", text_of(samples[2].completion))
+    assert.equal("<", text_of(load({ chat })[1].ids))
+    helper.raises(function()
+      load({ '{"messages": [{"role": "user", "content": "q"}]}' }, nil, nil, true)
+    end, ":1: messages end with a user after 0 others, wanted an answer of the assistant")
+  end)
 
   it("learn the completion of a prompt, with the end", function()
     local samples = load({ '{"prompt": "2+2=", "completion": "4"}' })

@@ -387,6 +387,171 @@ describe("recipes/grpo.lua", function()
   end)
 end)
 
+describe("recipes/distill.lua", function()
+  local OPTIONS = {
+    max_steps = 4, batch_size = 8, teacher_until = 0, warmup_steps = 0, eval_rows = 9, seed = 1,
+    threads = 1,
+  }
+
+  local function run_distill(options)
+    return run("distill", with(OPTIONS, options or {}))
+  end
+
+  -- The recipe is refused: with this status and, in its message, this text.
+  local function refused_here(status, message, options)
+    count = count + 1
+    local output, got = start("distill", with({ out = ("%s/%d"):format(root, count) }, options))
+    assert.is_truthy(output:find(message, 1, true), output)
+    assert.equal(status, got)
+  end
+
+  -- A student, a teacher and data in files.
+  local function given()
+    local model, teacher = root .. "/student", root .. "/teacher"
+    if not helper.exists(model .. "/config.json") then
+      run("sft", { max_steps = 1, batch_size = 4, eval_rows = 9, seed = 1, save = model })
+      run("sft", { max_steps = 9, batch_size = 64, eval_rows = 9, seed = 2, save = teacher })
+    end
+    local rows = {}
+    for i = 1, 12 do
+      rows[i] = ('{"prompt": "%d+%d=", "completion": "%d\\n"}'):format(i, i, 2 * i)
+    end
+    return { model = model, data = write("sums.jsonl", table.concat(rows, "\n")), batch_size = 4,
+      max_steps = 3, max_completion_length = 4, seed = 1, learning_rate = 1e-3 }, teacher
+  end
+
+  it("has its recorded losses", function()
+    local lines = run_distill({ max_steps = 6 }).phase("distill")
+    helper.close(column(lines, "loss"), {
+      0.299001336, 0.270822835, 5.35199745, 0.221355391, 0.214489818, 0.198587132,
+    }, 1e-5, "loss")
+    helper.close(column(lines, "on_policy"), { 1, 1, 0, 1, 1, 1 }, 0)
+  end)
+
+  it("gives the same lines for the same seed, on any number of threads", function()
+    local first = run_distill()
+    assert.same(first.metrics, run_distill().metrics)
+    assert.same(first.metrics, run_distill({ threads = 2 }).metrics)
+    assert.are_not.same(first.metrics, run_distill({ seed = 2 }).metrics)
+  end)
+
+  it("changes next to nothing by smaller micro-batches", function()
+    local plain = run_distill({ lmbda = 0 }).phase("distill")
+    local split = run_distill({ lmbda = 0, micro_tokens = 20 }).phase("distill")
+    for _, name in ipairs({ "loss", "hard_loss", "soft_loss", "entropy", "grad_norm" }) do
+      helper.close(column(split, name), column(plain, name), 1e-4, name)
+    end
+    assert.same(column(plain, "num_tokens"), column(split, "num_tokens"))
+  end)
+
+  it("runs with each of its losses, on data and on the student's own completions", function()
+    local plain = run_distill()
+    for _, options in ipairs({
+      { loss_type = "jsd", beta = 0.1 }, { loss_type = "forward_kl", loss_temperature = 2 },
+      { loss_type = "reverse_kl", temperature = 0.5 }, { loss_type = "tvd", weight_hard = 0.5 },
+      { loss_type = "cosine" }, { lmbda = 1 }, { lmbda = 0 }, { dtype = "bf16" },
+      { weight_soft = 2, max_grad_norm = 0 },
+    }) do
+      local made, text = run_distill(options), cjson.encode(options)
+      finite(made)
+      local lines = made.phase("distill")
+      assert.equal(4, #lines, text)
+      assert.are_not.same(plain.phase("distill"), lines, text)
+      for _, line in ipairs(lines) do
+        assert.is_true(line.grad_norm > 0, text)
+        assert.equal(options.lmbda or line.on_policy, line.on_policy)
+      end
+    end
+  end)
+
+  it("leaves the cross entropy out on the student's own completions", function()
+    for _, line in ipairs(run_distill({ lmbda = 1, weight_soft = 3 }).phase("distill")) do
+      helper.close(line.loss, 3 * line.soft_loss, 1e-6)
+    end
+    for _, line in ipairs(run_distill({ lmbda = 0, weight_soft = 3 }).phase("distill")) do
+      helper.close(line.loss, line.hard_loss + 3 * line.soft_loss, 1e-6)
+    end
+  end)
+
+  it("says how held-out samples went before and after", function()
+    local made = run_distill({ max_steps = 12, batch_size = 32, eval_rows = 64 })
+    local loss = {}
+    for _, who in ipairs({ "teacher", "before", "after" }) do
+      loss[who] = made.output:match(
+        "held%-out " .. who .. ": (%d+%.%d%d%d%d) loss, %d%.%d%d%d token accuracy, "
+          .. "%d%.%d%d sampled, %d%.%d%d greedy right\n"
+      )
+    end
+    assert.is_true(tonumber(loss.after) < tonumber(loss.before))
+  end)
+
+  it("distils one checkpoint into another, and saves it", function()
+    local options, teacher = given()
+    local made = run("distill", with(options, { teacher = teacher, save = root .. "/distilled" }))
+    finite(made)
+    assert.equal(3, #made.metrics)
+    assert.is_true(helper.exists(root .. "/distilled/model.safetensors"))
+    assert.is_truthy(made.output:find("held%-out after: %d+%.%d%d%d%d loss, "))
+  end)
+
+  it("takes the teacher's log-probabilities from a file", function()
+    local options, teacher = given()
+    local model = require("liger.model").load(teacher)
+    local lines = {}
+    for i = 1, 12 do
+      local text, answer = ("%d+%d="):format(i, i), ("%d\n"):format(2 * i)
+      local sequence = { (text .. answer):byte(1, -1) }
+      local z = model:logits(sequence):to_table()
+      local row = { ids = {}, logprobs = {} }
+      for t = 1, #answer do
+        local of_row, total = z[#text + t - 1], 0
+        for _, x in ipairs(of_row) do
+          total = total + math.exp(x)
+        end
+        local ids, logprobs = {}, {}
+        for v, x in ipairs(of_row) do
+          ids[v], logprobs[v] = v - 1, math.min(x - math.log(total), 0)
+        end
+        row.ids[t], row.logprobs[t] = ids, logprobs
+      end
+      lines[i] = cjson.encode(row)
+    end
+    local file = write("teacher.jsonl", table.concat(lines, "\n"))
+    for _, loss_type in ipairs({ "ce_tvd", "jsd" }) do
+      local o = with(options, { loss_type = loss_type })
+      local whole = run("distill", with(o, { teacher = teacher, lmbda = 0 }))
+      local known = run("distill", with(o, { teacher_logprobs = file }))
+      for _, name in ipairs({ "loss", "soft_loss", "grad_norm" }) do
+        helper.close(column(known.metrics, name), column(whole.metrics, name), 1e-4, name)
+      end
+    end
+    refused_here(2, "--lmbda above 0 needs --teacher: a file knows nothing of new completions",
+      with(options, { teacher_logprobs = file, lmbda = 0.5 }))
+  end)
+
+  it("needs prompts for completions of its own", function()
+    local options, teacher = given()
+    local text = write("text.jsonl", ('{"text": "1+1=2"}\n'):rep(4))
+    refused_here(1, ": text has no prompt to complete, wanted prompt and completion, or --lmbda 0",
+      with(options, { data = text, teacher = teacher }))
+    finite(run("distill", with(options, { data = text, teacher = teacher, lmbda = 0 })))
+  end)
+
+  it("refuses a teacher too few or too many", function()
+    local options, teacher = given()
+    local message = "--model needs a teacher: --teacher or --teacher_logprobs, one of them"
+    refused_here(2, message, options)
+    refused_here(2, message, with(options, { teacher = teacher, teacher_logprobs = "x" }))
+    for _, name in ipairs({ "teacher", "teacher_logprobs" }) do
+      refused_here(2, ("--%s without --model: it needs a student and data"):format(name),
+        { [name] = teacher })
+    end
+    local data = options.data
+    refused_here(2, "--data without --model: a checkpoint and its data go together",
+      { data = data, teacher = teacher })
+  end)
+end)
+
 describe("a recipe", function()
   -- A recipe that is refused: its message, with this status and no folder.
   local function refused(recipe, status, message, options)
@@ -409,6 +574,13 @@ describe("a recipe", function()
         max_length = { "0" }, num_train_epochs = { "0" }, batch_size = { "0" },
         per_device_train_batch_size = { "0" }, loss_type = { "mse" },
         label_smoothing = { "-0.1", "1.1" },
+      },
+      distill = {
+        max_length = { "0" }, num_train_epochs = { "0" }, batch_size = { "0" },
+        per_device_train_batch_size = { "0" }, loss_type = { "kl" }, beta = { "-1", "2" },
+        temperature = { "0" }, loss_temperature = { "0" }, weight_hard = { "-1" },
+        weight_soft = { "-1" }, lmbda = { "-1", "2" }, max_completion_length = { "0" },
+        teacher_until = { "-1", "2" },
       },
       grpo = {
         prompts_per_step = { "0" }, num_generations = { "1" }, max_completion_length = { "0" },

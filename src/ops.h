@@ -487,6 +487,35 @@ lg_status lg_cosine_backward(lg_context *ctx, const lg_tensor *dloss, const lg_t
                              const lg_tensor *saved, double temperature, int64_t ignore,
                              lg_tensor *dstudent);
 
+/* The jsd of log-probabilities, p = e^student and q = e^teacher, which its gradient takes as free numbers: with respect to
+ * student, (1 - beta) p log(p / m); at the ends -q and p (log(p / q) + 1).
+ *: ~student[N,V] ~teacher[N,V] target?[N]:i32 -> loss[N]:acc */
+lg_status lg_jsd_logp(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
+                      const lg_tensor *target, double beta, int64_t ignore, lg_tensor *loss);
+/*: dloss[N]:acc ~student[N,V] ~teacher[N,V] target?[N]:i32 -> ~dstudent[N,V] */
+lg_status lg_jsd_logp_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
+                               const lg_tensor *teacher, const lg_tensor *target, double beta,
+                               int64_t ignore, lg_tensor *dstudent);
+
+/* loss[n] = sum_v q (log q - student), student log-probabilities, q the teacher's probabilities (log q at least log 1e-10), or
+ * e^teacher with log_target. dstudent = -dloss q.
+ *: ~student[N,V] ~teacher[N,V] target?[N]:i32 -> loss[N]:acc */
+lg_status lg_kl_logp(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
+                     const lg_tensor *target, bool log_target, int64_t ignore, lg_tensor *loss);
+/*: dloss[N]:acc ~student[N,V] ~teacher[N,V] target?[N]:i32 -> ~dstudent[N,V] */
+lg_status lg_kl_logp_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
+                              const lg_tensor *teacher, const lg_tensor *target, bool log_target,
+                              int64_t ignore, lg_tensor *dstudent);
+
+/* loss[n] = 1/2 sum_v |student - teacher|, both probabilities. dstudent = dloss sign(student - teacher) / 2.
+ *: ~student[N,V] ~teacher[N,V] target?[N]:i32 -> loss[N]:acc */
+lg_status lg_tvd_prob(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
+                      const lg_tensor *target, int64_t ignore, lg_tensor *loss);
+/*: dloss[N]:acc ~student[N,V] ~teacher[N,V] target?[N]:i32 -> ~dstudent[N,V] */
+lg_status lg_tvd_prob_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
+                               const lg_tensor *teacher, const lg_tensor *target, int64_t ignore,
+                               lg_tensor *dstudent);
+
 /* A student's head against a teacher's, with the gradient made in the same pass and no logits beyond a chunk: hard[n] the cross
  * entropy at temperature 1, soft[n] one of the losses above (divergence: LG_TVD, LG_JSD or LG_COSINE), entropy[n] that of p.
  * Logits are softcap tanh((x w^T + b) / softcap), without the cap when it is 0. grad_x, grad_w and grad_b are the gradients of

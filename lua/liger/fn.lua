@@ -560,8 +560,8 @@ end
 ---@param teacher_w liger.Tensor  [U,K]
 ---@param target liger.Tensor     [N] i32; -100: takes no part
 ---@param options? table          divergence ("tvd", "jsd", "cosine"), beta (of jsd), temperature
----   (of the divergence), weight_hard (default 0) and weight_soft (default 1 / number of targets): a
----   number, or [N]; bias, teacher_bias, softcap, teacher_softcap, ignore
+---   (of the divergence), weight_hard (default 0) and weight_soft (default 1 / number of targets):
+---   a number, or [N]; bias, teacher_bias, softcap, teacher_softcap, ignore
 ---@return liger.Tensor loss      []
 ---@return { hard: liger.Tensor, soft: liger.Tensor, entropy: liger.Tensor } rows  [N] each, without
 ---   the weights; entropy of the student at the temperature

@@ -19,8 +19,7 @@ double divergence_logsumexp(const double *z, int64_t n, double scale) {
 
 static double sign(double x) { return (x > 0) - (x < 0); }
 
-/* log(p / m) and log(q / m), m = (1 - beta) p + beta q, given log q - log p: without the cancellation of three logarithms. */
-static void log_ratios(double difference, double beta, double *of_p, double *of_q) {
+void divergence_log_ratios(double difference, double beta, double *of_p, double *of_q) {
     const double away = fabs(difference);
     if (difference > 0) {
         *of_q = -log1p((1 - beta) * expm1(-away));
@@ -49,7 +48,7 @@ static void softmax_loss(const divergence *d, const double *student, const doubl
             if (p > 0) pair += p * (a - b);
         } else if (p > 0 || q > 0) {
             double of_p, of_q;
-            log_ratios(b - a, beta, &of_p, &of_q);
+            divergence_log_ratios(b - a, beta, &of_p, &of_q);
             if (p > 0) pair += p * of_p;
             if (q > 0) loss += beta * q * of_q;
         }
@@ -125,7 +124,7 @@ static double soft_gradient(const divergence *d, const double *state, double s, 
     if (d->kind == LG_TVD) return p * (sign(a - b) - state[OF_PAIR]) / 2;
     if (d->beta == 1) return p * (a - b - state[OF_PAIR]);
     double of_p, of_q;
-    log_ratios(b - a, d->beta, &of_p, &of_q);
+    divergence_log_ratios(b - a, d->beta, &of_p, &of_q);
     return (1 - d->beta) * p * (of_p - state[OF_PAIR]);
 }
 

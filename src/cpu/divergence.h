@@ -31,6 +31,9 @@ void divergence_gradient(const divergence *d, const double *state, double dhard,
 /* log sum exp of scale z; -inf where all are. */
 double divergence_logsumexp(const double *z, int64_t n, double scale);
 
+/* log(p / m) and log(q / m), m = (1 - beta) p + beta q, given log q - log p: without the cancellation of three logarithms. */
+void divergence_log_ratios(double difference, double beta, double *of_p, double *of_q);
+
 /* Fails unless the kind is one, and temperature and beta are in range. */
 lg_status divergence_check(lg_context *ctx, const char *op, int64_t kind, double beta,
                            double temperature);

@@ -132,17 +132,18 @@ end
 
 --- Metrics from the total of all micro-batches; 0 where there was no target. hard_loss is the cross
 --- entropy at temperature 1, entropy that of the student at the loss's temperature.
----@param sums table
+---@param total table    of total()
 ---@param options table
 ---@return { loss: number, hard_loss: number, soft_loss: number, entropy: number }
-function M.metrics(sums, options)
-  local tokens = math.max(sums.tokens, 1)
+function M.metrics(total, options)
+  local tokens = math.max(total.tokens, 1)
   local function weighted(weight, sum)
     return weight == 0 and 0 or weight * sum / tokens
   end
   return {
-    loss = weighted(options.weight_hard, sums.hard) + weighted(options.weight_soft, sums.soft),
-    hard_loss = sums.hard / tokens, soft_loss = sums.soft / tokens, entropy = sums.entropy / tokens,
+    loss = weighted(options.weight_hard, total.hard) + weighted(options.weight_soft, total.soft),
+    hard_loss = total.hard / tokens, soft_loss = total.soft / tokens,
+    entropy = total.entropy / tokens,
   }
 end
 

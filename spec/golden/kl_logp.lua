@@ -1,0 +1,1 @@
+return { compared = 3, run = require("spec.golden.jsd_logp").run }

@@ -1,0 +1,1 @@
+return { compared = 2, run = require("spec.golden.jsd_logp").run }
