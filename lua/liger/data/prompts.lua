@@ -119,7 +119,7 @@ end
 
 -- A chat whose last message is the assistant's as prompt and completion.
 local function split_answer(path, row)
-  check_column(path, row, "messages", "table")
+  M.check_column(path, row, "messages", "table")
   local prompt, answer = {}, row.messages[#row.messages]
   for i = 1, #row.messages - 1 do
     prompt[i] = row.messages[i]
