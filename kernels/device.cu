@@ -90,10 +90,13 @@ static lg_status report_noted(lg_context *ctx) {
 
 static const char *describe(lg_context *ctx) { return state_of(ctx)->description; }
 
+/* What is wanted in the middle of a recording must not be allocated anew by each replay. */
 static void *device_alloc(lg_context *ctx, int64_t bytes) {
+    const cuda_state *s = state_of(ctx);
     void *data = NULL;
     if (bytes < 0) return NULL;
-    if (cudaMallocAsync(&data, bytes ? (size_t)bytes : 1, cuda_stream(ctx)) == cudaSuccess)
+    if (cudaMallocAsync(&data, bytes ? (size_t)bytes : 1, s->recording ? s->aside : s->stream) ==
+        cudaSuccess)
         return data;
     cudaGetLastError();
     return NULL;
@@ -186,13 +189,18 @@ static lg_status graph_begin(lg_context *ctx) {
         if (old) cudaGraphDestroy(old);
         cudaGetLastError();
     }
-    return cuda_check(ctx, "graph",
-                      cudaStreamBeginCapture(cuda_stream(ctx), cudaStreamCaptureModeThreadLocal));
+    LG_TRY(cuda_check(
+        ctx, "graph", cudaStreamBeginCapture(cuda_stream(ctx), cudaStreamCaptureModeThreadLocal)));
+    state_of(ctx)->recording = true;
+    return LG_OK;
 }
 
 static lg_status graph_end(lg_context *ctx, void **state) {
+    cuda_state *s = state_of(ctx);
     cudaGraph_t graph = NULL;
-    LG_TRY(cuda_check(ctx, "graph", cudaStreamEndCapture(cuda_stream(ctx), &graph)));
+    s->recording = false;
+    LG_TRY(cuda_check(ctx, "graph", cudaStreamEndCapture(s->stream, &graph)));
+    LG_TRY(cuda_check(ctx, "graph", cudaStreamSynchronize(s->aside)));
     cudaGraphExec_t executable = NULL;
     cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
     cudaGraphDestroy(graph);
@@ -226,6 +234,7 @@ static void device_close(lg_context *ctx) {
     cudaFreeHost(s->count);
     cudaEventDestroy(s->counted);
     cudaFreeAsync(s->workspace, s->stream);
+    cudaStreamDestroy(s->aside);
     cudaStreamDestroy(s->stream);
     free(s);
 }
@@ -261,6 +270,7 @@ static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
                        prop.name, prop.major, prop.minor, prop.major, prop.minor);
     }
     LG_TRY(cuda_check(ctx, "cuda", cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking)));
+    LG_TRY(cuda_check(ctx, "cuda", cudaStreamCreateWithFlags(&s->aside, cudaStreamNonBlocking)));
     cudaMemPool_t pool;
     uint64_t keep = UINT64_MAX;
     LG_TRY(cuda_check(ctx, "cuda", cudaDeviceGetDefaultMemPool(&pool, device)));

@@ -20,6 +20,8 @@ enum { NUM_STAGING = 4, STAGING_BYTES = 1 << 22, WORKSPACE_BYTES = 32 << 20 };
 
 typedef struct cuda_state {
     cudaStream_t stream;
+    cudaStream_t aside; /* where memory comes from while `stream` is recorded */
+    bool recording;
     cublasLtHandle_t cublas;
     void *workspace;            /* cuBLASLt's, WORKSPACE_BYTES */
     void *staging[NUM_STAGING]; /* pinned, for uploads */

@@ -176,6 +176,22 @@ describe("a recipe's step", function()
     assert.same({ 3, 3, 3 }, grpo("--num-iterations", "2"))
   end)
 
+  it("of a preference method waits for the same two, aot and KTO for their numbers", function()
+    local function waits_in(recipe, ...)
+      local steps = waits_of(recipe, recipe, "--batch-size", "6", "--sft-until", "0",
+        "--max-steps", "4", ...)
+      table.remove(steps, 1)
+      return steps
+    end
+    for _, name in ipairs({ "dpo", "orpo", "cpo" }) do
+      assert.same({ 2, 2, 2 }, waits_in(name, "--micro-tokens", "60"), name)
+    end
+    assert.same({ 2, 2, 2 }, waits_in("dpo", "--use-weighting"))
+    assert.same({ 2, 2, 2 }, waits_in("kto", "--loss-type", "apo_zero_unpaired"))
+    assert.same({ 3, 3, 3 }, waits_in("kto", "--micro-tokens", "60"))
+    assert.same({ 4, 4, 4 }, waits_in("dpo", "--loss-type", "aot"))
+  end)
+
   it("of GRPO waits no more with a loss of one's own", function()
     assert.same({ 2, 2, 2 }, grpo("--loss",
       write("own.lua", "return function(batch, logp) return -(logp * batch.advantage) end")))

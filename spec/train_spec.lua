@@ -1,86 +1,21 @@
 -- The recipes as they are run: small, with a fixed seed, through the program.
 local helper = require("spec.helper")
+local recipes = require("spec.recipe")
 local cjson = require("cjson")
 local config = require("liger.train.config")
 local sums = require("liger.data.sums")
 local task = require("liger.train.task")
 
+local start, run, with = recipes.start, recipes.run, recipes.with
+local column, finite, write = recipes.column, recipes.finite, recipes.write
+local lines_of = recipes.lines_of
 local root, count
 
 setup(function()
-  root, count = os.tmpname(), 0
-  os.remove(root)
-  assert(os.execute(("mkdir %q"):format(root)))
+  root, count = recipes.open(), 0
 end)
 
-teardown(function()
-  os.execute(("rm -r %q"):format(root))
-end)
-
-local function write(name, text)
-  local file = assert(io.open(root .. "/" .. name, "w"))
-  file:write(text)
-  file:close()
-  return root .. "/" .. name
-end
-
-local function lines_of(path)
-  local rows = {}
-  for line in io.lines(path) do
-    rows[#rows + 1] = cjson.decode(line)
-  end
-  return rows
-end
-
--- Tables of options become one; later ones win.
-local function with(...)
-  local y = {}
-  for _, options in ipairs({ ... }) do
-    for key, value in pairs(options) do
-      y[key] = value
-    end
-  end
-  return y
-end
-
--- Output and exit status of a recipe; an option that is true has no value.
-local function start(recipe, options)
-  local words = {}
-  for key, value in pairs(options) do
-    local text = value == true and "" or (" %q"):format(tostring(value))
-    words[#words + 1] = "--" .. key:gsub("_", "-") .. text
-  end
-  local line = "build/liger run recipes/%s.lua --quiet %s 2>&1; echo $?"
-  local pipe = io.popen(line:format(recipe, table.concat(words, " ")))
-  local text = pipe:read("*a")
-  pipe:close()
-  local output, status = text:match("^(.-)(%d+)\n$")
-  return output, tonumber(status)
-end
-
--- Runs a recipe to its end; the run: output, folder, metrics without timings, of one phase:
--- phase(name).
-local function run(recipe, options)
-  count = count + 1
-  local folder = ("%s/%d"):format(root, count)
-  local output, status = start(recipe, with(options, { out = folder }))
-  assert(status == 0, ("%s ended with %s: %s"):format(recipe, tostring(status), output))
-  local metrics = lines_of(folder .. "/metrics.jsonl")
-  for _, line in ipairs(metrics) do
-    assert.equal("number", type(line.step_time))
-    line.step_time, line.tokens_per_second = nil, nil
-  end
-  return {
-    output = output, folder = folder, metrics = metrics,
-    phase = function(name)
-      local list = {}
-      for _, line in ipairs(metrics) do
-        list[#list + 1] = line.phase == name and line or nil
-      end
-      return list
-    end,
-  }
-end
+teardown(recipes.close)
 
 -- Shorter completions earn more: a signal from the first step on.
 local SHORT = "return function(_, _, sample) return 1 - #sample.completion / 5 end"
@@ -91,22 +26,6 @@ local GRPO = {
 
 local function run_grpo(options)
   return run("grpo", with(GRPO, { reward = write("short.lua", SHORT) }, options or {}))
-end
-
-local function column(lines, name)
-  local list = {}
-  for i, line in ipairs(lines) do
-    list[i] = line[name]
-  end
-  return list
-end
-
-local function finite(run_of)
-  for _, line in ipairs(run_of.metrics) do
-    for name, value in pairs(line) do
-      assert.is_true(type(value) ~= "number" or value - value == 0, name)
-    end
-  end
 end
 
 describe("recipes/sft.lua", function()

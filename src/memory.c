@@ -205,11 +205,12 @@ void lg_scratch_restore(lg_context *ctx, lg_scratch_mark mark) {
     }
 }
 
-/* Only the newest block, which is the largest, is kept: a steady state has one block and no allocation. */
+/* Only the newest block, which is the largest, is kept: a steady state has one block and no allocation. A recording keeps all,
+ * since its replays write to them. */
 void lg_scratch_end(lg_context *ctx) {
     lg_scratch_block *kept = ctx->scratch;
     if (!kept) return;
-    while (kept->older) {
+    while (kept->older && !ctx->recording) {
         lg_scratch_block *old = kept->older;
         kept->older = old->older;
         ctx->stats.scratch_bytes -= (double)old->bytes;
@@ -234,13 +235,16 @@ static void free_scratch(lg_context *ctx, lg_scratch_block *block) {
 lg_status lg_graph_begin(lg_context *ctx) {
     if (!ctx->device->graph_begin)
         return lg_fail(ctx, LG_EUNSUPPORTED, "graph: the CPU records none");
-    return ctx->device->graph_begin(ctx);
+    LG_TRY(ctx->device->graph_begin(ctx));
+    ctx->recording = true;
+    return LG_OK;
 }
 
 /* What the recorded operators used as scratch stays theirs: the context starts anew. */
 lg_status lg_graph_end(lg_context *ctx, lg_graph **graph) {
     void *state = NULL;
     *graph = NULL;
+    ctx->recording = false;
     LG_TRY(ctx->device->graph_end(ctx, &state));
     *graph = malloc(sizeof **graph);
     if (!*graph) {

@@ -260,6 +260,18 @@ M.softmax = ops.softmax
 ---@return liger.Tensor            [S]
 M.segment_sum = ops.segment_sum
 
+--- Mean over each packed sequence; 0 for an empty one.
+---@param x liger.Tensor           [N]
+---@param cu_seqlens liger.Tensor  [S+1] i32
+---@return liger.Tensor            [S]
+function M.segment_mean(x, cu_seqlens)
+  local start, lengths = cu_seqlens:read(), {}
+  for s = 1, cu_seqlens:numel() - 1 do
+    lengths[s] = math.max(start[s] - start[s - 1], 1)
+  end
+  return ops.div(ops.segment_sum(x, cu_seqlens), Tensor.from_table(lengths, x.dtype))
+end
+
 -- ---- conversion ----
 
 local to_dtype = autograd.rule("to", function(saved, x, dtype)

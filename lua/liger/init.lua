@@ -12,9 +12,15 @@ local MODULES = {
   tokenizer = "liger.data.tokenizer",
   jsonl = "liger.data.jsonl",
   task = "liger.train.task",
+  cpo = "liger.loss.cpo",
+  dpo = "liger.loss.dpo",
   distill = "liger.loss.distill",
   grpo = "liger.loss.grpo",
+  kto = "liger.loss.kto",
   loss = "liger.loss",
+  orpo = "liger.loss.orpo",
+  ppo = "liger.loss.ppo",
+  preference = "liger.train.preference",
   sft = "liger.loss.sft",
   score = "liger.rollout.score",
 }
@@ -34,6 +40,7 @@ local FUNCTIONS = {
   load = { "liger.model", "load" },
   manual_seed = { "liger.fn", "manual_seed" },
   merge = { "liger.train.config", "merge" },
+  mismatch = { "liger.data.preference", "mismatch" },
   no_grad = { "liger.autograd", "no_grad" },
   ones = { "liger.fn", "ones" },
   pick = { "liger.train.config", "pick" },
@@ -47,6 +54,7 @@ local FUNCTIONS = {
   scope = { "liger.memory", "scope" },
   set_threads = { "liger.ffi", "set_threads" },
   tensor = { "liger.tensor", "from_table" },
+  unpair = { "liger.data.preference", "unpair" },
   zeros = { "liger.fn", "zeros" },
 }
 

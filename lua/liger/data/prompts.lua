@@ -9,8 +9,14 @@ local function where(path, row)
   return ("%s:%d"):format(path, row._line or 0)
 end
 
--- A rendered chat already has its special tokens; plain text gets the tokenizer's.
-local function encode(tokenizer, text_or_messages, generation)
+--- Ids and text of a text or a chat. A rendered chat already has its special tokens; plain text
+--- gets the tokenizer's.
+---@param tokenizer liger.Tokenizer
+---@param text_or_messages string|table[]
+---@param generation boolean  the chat ends where the assistant begins
+---@return integer[] ids
+---@return string text
+function M.encode(tokenizer, text_or_messages, generation)
   if type(text_or_messages) == "table" then
     local text = tokenizer:apply_chat_template(
       text_or_messages, { add_generation_prompt = generation }
@@ -33,7 +39,7 @@ function M.load(path, tokenizer, limits)
   local check, context = limits and limits.check, limits and limits.context or math.huge
   local longest = limits and limits.max_completion_length or 0
   for _, row in ipairs(rows) do
-    row.ids = encode(tokenizer, row.prompt, true)
+    row.ids = M.encode(tokenizer, row.prompt, true)
     local problem = check and check(row)
     if #row.ids == 0 then
       problem = "prompt is empty, wanted at least one token"
@@ -60,17 +66,25 @@ local function check_type(path, row, name, ...)
   lib.raise(("%s: %s is a %s, wanted a %s"):format(where(path, row), name, got, wanted))
 end
 
--- A text or a chat, as `...` says; a chat's messages have role and content.
-local function check_column(path, row, name, ...)
+--- Refuses a column that is not one of the types `...` ("string", "table": a list of messages), or
+--- whose messages lack role and content.
+function M.check_column(path, row, name, ...)
   check_type(path, row, name, ...)
   if type(row[name]) == "table" then
     jsonl.check_messages(path, row._line or 0, name, row[name])
   end
 end
 
-local function completion_ids(tokenizer, path, row)
-  local prompt, completion = row.prompt, row.completion
-  check_column(path, row, "completion", type(prompt))
+--- The ids of a row's answer behind `row.ids`, its prompt's; an answer in text ends with the eos
+--- id.
+---@param tokenizer liger.Tokenizer
+---@param path string
+---@param row table    with prompt and ids
+---@param name string  of the answer's column, of the prompt's type
+---@return integer[]
+function M.completion_ids(tokenizer, path, row, name)
+  local prompt, completion = row.prompt, row[name]
+  M.check_column(path, row, name, type(prompt))
   if type(completion) == "table" then
     -- The chat with its answer, less the chat up to the answer's beginning.
     local all = {}
@@ -80,7 +94,7 @@ local function completion_ids(tokenizer, path, row)
     for _, m in ipairs(completion) do
       all[#all + 1] = m
     end
-    local whole = encode(tokenizer, all, false)
+    local whole = M.encode(tokenizer, all, false)
     local ids = {}
     for i, id in ipairs(row.ids) do
       if whole[i] ~= id then
@@ -105,7 +119,7 @@ end
 
 -- A chat whose last message is the assistant's as prompt and completion.
 local function split_answer(path, row)
-  check_column(path, row, "messages", "table")
+  M.check_column(path, row, "messages", "table")
   local prompt, answer = {}, row.messages[#row.messages]
   for i = 1, #row.messages - 1 do
     prompt[i] = row.messages[i]
@@ -137,14 +151,14 @@ function M.supervised(path, tokenizer, max_length, context, answers)
       split_answer(path, row)
     end
     if row.prompt ~= nil and row.completion ~= nil then
-      check_column(path, row, "prompt", "string", "table")
-      row.ids = encode(tokenizer, row.prompt, true)
-      prompt, completion = row.ids, completion_ids(tokenizer, path, row)
+      M.check_column(path, row, "prompt", "string", "table")
+      row.ids = M.encode(tokenizer, row.prompt, true)
+      prompt, completion = row.ids, M.completion_ids(tokenizer, path, row, "completion")
     elseif row.text ~= nil or row.messages ~= nil then
-      check_column(
+      M.check_column(
         path, row, row.text ~= nil and "text" or "messages", row.text ~= nil and "string" or "table"
       )
-      local ids = encode(tokenizer, row.text or row.messages, false)
+      local ids = M.encode(tokenizer, row.text or row.messages, false)
       if row.text and tokenizer.eos_id and ids[#ids] ~= tokenizer.eos_id then
         ids[#ids + 1] = tokenizer.eos_id
       end

@@ -2,7 +2,10 @@
 -- loaded when they are first named.
 local fn = require("liger.fn")
 
-local METHODS = { advantage = true, distill = true, grpo = true, sft = true }
+local METHODS = {
+  advantage = true, cpo = true, distill = true, dpo = true, grpo = true, kto = true, orpo = true,
+  ppo = true, sft = true,
+}
 
 return setmetatable({
   linear_cross_entropy = fn.linear_cross_entropy,

@@ -233,16 +233,19 @@ end
 ---@param batch table     as for hidden, and target [N] i32; with `rows` [K] i32 only those
 ---   positions are returned
 ---@param options? table  of fn.linear_logprob: temperature, logits_budget, ...
+---@param hidden? liger.Tensor   [N,C] the batch's hidden states, where they are there already
 ---@return liger.Tensor logp     [N] (0 where the target is -100), or [K]
 ---@return liger.Tensor entropy  [N] or [K]
-function Decoder:logprob(batch, options)
-  local logp, entropy = fn.linear_logprob(
-    self:hidden(batch), self.weights.head, batch.target, options
+---@return liger.Tensor lse      [N] or [K]; takes no gradient
+function Decoder:logprob(batch, options, hidden)
+  local logp, entropy, lse = fn.linear_logprob(
+    hidden or self:hidden(batch), self.weights.head, batch.target, options
   )
-  if batch.rows then
-    return ops.gather(logp, batch.rows), ops.gather(entropy, batch.rows)
+  local rows = batch.rows
+  if rows then
+    return ops.gather(logp, rows), ops.gather(entropy, rows), ops.gather(lse, rows)
   end
-  return logp, entropy
+  return logp, entropy, lse
 end
 
 --- scale * sum of the cross entropy of the batch's targets, its gradients made in the same pass.

@@ -96,11 +96,12 @@ end
 --- Cuts a list of samples into runs of at most max_tokens tokens (one sample at least), in order.
 ---@param samples { ids: integer[], completion: integer[] }[]
 ---@param max_tokens integer  0: no limit
+---@param count? fun(sample: table): integer  its tokens, where it has another form
 ---@return table[][]
-function M.split(samples, max_tokens)
+function M.split(samples, max_tokens, count)
   local parts, part, tokens = {}, {}, 0
   for _, s in ipairs(samples) do
-    local n = #s.ids + #s.completion
+    local n = count and count(s) or #s.ids + #s.completion
     if max_tokens > 0 and #part > 0 and tokens + n > max_tokens then
       parts[#parts + 1] = part
       part, tokens = {}, 0
@@ -112,6 +113,15 @@ function M.split(samples, max_tokens)
     parts[#parts + 1] = part
   end
   return parts
+end
+
+--- The first and the second half of a vector: of pairs, the chosen and the rejected ones.
+---@param x liger.Tensor  [2P]
+---@return liger.Tensor   [P]
+---@return liger.Tensor   [P]
+function M.halves(x)
+  local P = x:size(1) / 2
+  return x:narrow(1, 1, P), x:narrow(1, P + 1, P)
 end
 
 return M

@@ -1,6 +1,8 @@
--- The completions of a run: numbered on, so that each draws anew, scored, and ended by Ctrl-C.
+-- The completions of a run: numbered on, so that each draws anew, scored, and ended by Ctrl-C. What
+-- the built-in task needs before a method starts: a warm-up, and pairs.
 local batch_module = require("liger.rollout.batch")
 local config_module = require("liger.train.config")
+local lib = require("liger.ffi")
 local optim = require("liger.optim")
 local pack = require("liger.nn.pack")
 local sampler = require("liger.data.sampler")
@@ -33,7 +35,8 @@ function Rollouts:complete(rows, options)
   local batch = batch_module.generate(
     self.task.model, self.task.tokenizer, rows,
     config_module.merge({
-      max_new = config.max_completion_length, temperature = config.temperature, seed = config.seed,
+      max_new = config.max_completion_length or self.task.max_completion_length,
+      temperature = config.temperature, seed = config.seed,
       first_sequence = self.number, cache_bytes = config.cache_bytes,
       interrupted = self.run.should_stop,
     }, options or {})
@@ -84,6 +87,34 @@ end
 function Rollouts:evaluate()
   local sampled = self:_mean({ group = 2 })
   return ("%s sampled, %s greedy"):format(sampled, self:_mean({ greedy = true }))
+end
+
+--- Makes pairs of the built-in task's problems: the right answer is chosen, a wrong one that the
+--- model samples rejected. Problems that it solves are left out.
+---@param enough? integer  stops at so many pairs
+function Rollouts:make_pairs(enough)
+  local task, list = self.task, {}
+  for rows in self.run:parts(task.train, EVAL_ROWS, "pairs") do
+    local batch = self:complete(rows)
+    for _, s in ipairs(batch and batch.samples or {}) do
+      if s.reward == 0 then
+        list[#list + 1] = { ids = s.ids, chosen = s.row.completion, rejected = s.completion }
+      end
+    end
+    if enough and #list >= enough then
+      break
+    end
+  end
+  if self.run.should_stop() then
+    return
+  elseif #list == 0 then
+    lib.raise(
+      ("pairs: all %d sampled answers are right, wanted wrong ones; lower sft_until"):format(
+        #task.train
+      )
+    )
+  end
+  task.train = list
 end
 
 return M

@@ -1,6 +1,7 @@
 -- What a recipe trains on: the built-in sums with a small model, or a checkpoint and a file of
 -- prompts.
 local decoder = require("liger.model")
+local preference = require("liger.data.preference")
 local lib = require("liger.ffi")
 local options = require("liger.train.options")
 local prompts = require("liger.data.prompts")
@@ -18,7 +19,7 @@ local function built_in(config)
   local sums = require("liger.data.sums")
   local task = sums.new(config.seed)
   task.model = model_of_sums(sums, sums.config, config)
-  task.built_in, task.metric = true, "accuracy"
+  task.built_in, task.metric, task.max_completion_length = true, "accuracy", sums.longest
   return task
 end
 
@@ -146,6 +147,21 @@ function M.distill(config)
   end
   task.teacher = teacher.model
   return task
+end
+
+--- Pairs of answers, or answers with labels: as prompts(), rows as data.preference reads them. The
+--- built-in sums are prompts still: rollouts:make_pairs() makes pairs of them.
+---@param config table  model, data, holdout, eval_rows, seed, dtype, max_length
+---@param form "pairs"|"labelled"
+function M.preference(config, form)
+  if config.model == "" and config.data == "" then
+    return split(built_in(config), nil, config)
+  end
+  local task = load_model(config)
+  task.metric = "answers"
+  return split(task, preference[form](config.data, task.tokenizer, {
+    max_length = config.max_length, context = task.model.config.max_position_embeddings,
+  }), config)
 end
 
 return M

@@ -1,0 +1,314 @@
+-- Batches of the preference methods: rows of one prompt with a pair of answers, or with one answer
+-- and a label; packed micro-batches that never tear a pair apart, the reference's
+-- log-probabilities, and TRL's metrics.
+local autograd = require("liger.autograd")
+local fn = require("liger.fn")
+local ops = require("liger.ops")
+local pack = require("liger.nn.pack")
+local Tensor = require("liger.tensor")
+
+local Batch = {}
+Batch.__index = Batch
+
+local M = {}
+
+M.pair = { "chosen", "rejected" }
+
+local count, from_0 = { min = 1, whole = true }, { min = 0 }
+
+--- Limits of the options that the recipes share.
+M.ranges = {
+  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_length = count,
+  num_train_epochs = { above = 0 }, max_steps = { min = 0, whole = true },
+  batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
+  micro_tokens = { min = 0, whole = true }, learning_rate = from_0, warmup_steps = from_0,
+  weight_decay = from_0, lr_scheduler_type = { "constant", "linear", "cosine", "wsd" },
+  max_grad_norm = from_0, sft_learning_rate = from_0, sft_until = { min = 0, max = 1 },
+}
+
+---@class liger.PreferenceRow
+---@field ids integer[]          of the prompt
+---@field chosen? integer[]      ids of the answers of a pair
+---@field rejected? integer[]
+---@field completion? integer[]  ids of a single answer
+---@field label? boolean         true: it is desirable
+---@field ref_logps? table<string, number>  under the reference, by column
+
+--- A step's batch.
+---@param rows liger.PreferenceRow[]
+---@param columns string[]       those with the answers: preference.pair, { "completion" }, ...
+---@param with_prompt? boolean   the first column's sequences predict their prompt too (ORPO)
+---@return liger.PreferenceBatch  with num_tokens, of prompts and answers
+function M.batch(rows, columns, with_prompt)
+  local self = setmetatable(
+    { rows = rows, columns = columns, with_prompt = with_prompt, num_tokens = 0, first = 0 }, Batch
+  )
+  for _, row in ipairs(rows) do
+    self.num_tokens = self.num_tokens + self:_count(row)
+    self.first = self.first + #row[columns[1]] + (with_prompt and #row.ids - 1 or 0)
+  end
+  return self
+end
+
+function Batch:_count(row)
+  local n = 0
+  for _, column in ipairs(self.columns) do
+    n = n + #row.ids + #row[column]
+  end
+  return n
+end
+
+-- The sample whose completion is all but the first of its tokens.
+local function whole(row, completion)
+  local rest = {}
+  for _, list in ipairs({ row.ids, completion }) do
+    for _, id in ipairs(list) do
+      rest[#rest + 1] = id
+    end
+  end
+  return { ids = { table.remove(rest, 1) }, completion = rest }
+end
+
+-- Starts of prompt and answer among the predicted tokens of each sequence, and the end.
+local function answer_starts(samples, rows, columns)
+  local starts, at = {}, 0
+  for s, sample in ipairs(samples) do
+    local answer = #rows[(s - 1) % #rows + 1][columns[math.ceil(s / #rows)]]
+    starts[#starts + 1] = at
+    at = at + #sample.completion
+    starts[#starts + 1] = at - answer
+  end
+  starts[#starts + 1] = at
+  return Tensor.from_table(starts, "i32")
+end
+
+--- Packs rows of the batch: first column's sequences first, then the second's.
+---@param rows liger.PreferenceRow[]
+---@return liger.Pack  of pack.completions, and total_rows, total_tokens (predicted ones of the
+---   first column in the whole batch), labels?, ref_logps? [S]; answer_cu [2S+1] i32 of a batch
+---   with_prompt: where the prompt's and the answer's predicted tokens start
+function Batch:pack(rows)
+  local samples, ref = {}, {}
+  for i, column in ipairs(self.columns) do
+    for _, row in ipairs(rows) do
+      samples[#samples + 1] = self.with_prompt and i == 1 and whole(row, row[column])
+        or { ids = row.ids, completion = row[column] }
+      ref[#ref + 1] = row.ref_logps and row.ref_logps[column]
+    end
+  end
+  local p = pack.completions(samples)
+  p.total_rows, p.total_tokens = #self.rows, self.first
+  p.items = rows
+  p.ref_logps = #ref == #samples and Tensor.from_table(ref) or nil
+  if self.with_prompt then
+    p.answer_cu = answer_starts(samples, rows, self.columns)
+  end
+  if rows[1].label ~= nil then
+    p.labels = {}
+    for i, row in ipairs(rows) do
+      p.labels[i] = row.label
+    end
+  end
+  return p
+end
+
+--- Micro-batches of at most max_tokens tokens (one row at least).
+---@param max_tokens integer  0: no limit
+---@return fun(): liger.Pack|nil
+function Batch:split(max_tokens)
+  local parts = pack.split(self.rows, max_tokens, function(row)
+    return self:_count(row)
+  end)
+  local i = 0
+  return function()
+    i = i + 1
+    return parts[i] and self:pack(parts[i])
+  end
+end
+
+-- ---- reference ----
+
+--- Log-probability of each answer.
+---@param batch table        completion_cu [S+1] i32
+---@param logp liger.Tensor  [K]
+---@return liger.Tensor      [S]
+function M.logps(batch, logp)
+  return ops.segment_sum(logp, batch.completion_cu)
+end
+
+--- Gives a micro-batch its reference's log-probabilities, unless its rows came with them.
+---@param micro liger.Pack
+---@param reference liger.Decoder
+---@param logps fun(micro: liger.Pack, logp: liger.Tensor): liger.Tensor  [K] to [S]
+function M.set_reference(micro, reference, logps)
+  micro.ref_logps = micro.ref_logps or autograd.no_grad(function()
+    return logps(micro, (reference:logprob(micro)))
+  end)
+end
+
+--- Gives every row the log-probabilities of its answers under the model as it is now.
+---@param run liger.Run
+---@param model liger.Decoder
+---@param rows liger.PreferenceRow[]
+---@param columns string[]
+---@param logps fun(micro: liger.Pack, logp: liger.Tensor): liger.Tensor  [K] to [S]
+function M.precompute(run, model, rows, columns, logps)
+  for part in run:parts(rows, 64, "reference") do
+    for micro in M.batch(part, columns):split(run.config.micro_tokens) do
+      M.set_reference(micro, model, logps)
+      local values, at = micro.ref_logps:read(), 0
+      for _, column in ipairs(columns) do
+        for _, row in ipairs(micro.items) do
+          row.ref_logps = row.ref_logps or {}
+          row.ref_logps[column] = tonumber(values[at])
+          at = at + 1
+        end
+      end
+    end
+  end
+end
+
+--- Log of the sum of the squared probabilities of the vocabulary at each completion token, for WPO:
+--- log sum e^(2z) - 2 log sum e^z. No gradient.
+---@param model liger.Decoder
+---@param micro liger.Pack
+---@param hidden liger.Tensor  [N,C]
+---@param lse liger.Tensor     [K]
+---@return liger.Tensor        [K]
+function M.log_p2(model, micro, hidden, lse)
+  return autograd.no_grad(function()
+    local _, _, sharp = model:logprob(micro, { temperature = 0.5 }, hidden)
+    return sharp - lse * 2
+  end)
+end
+
+-- ---- metrics ----
+
+--- What the log needs of a micro-batch, left on the device until the step ends.
+---@param batch table             completion_cu, total_rows?; labels?: single answers, true is
+---   chosen
+---@param loss liger.Tensor       [] its share
+---@param values table            logps, rewards: [S]; parts?: further numbers for the log, shares
+---   []
+---@param entropy? liger.Tensor   [K]
+---@return table                  for total()
+function M.sums(batch, loss, values, entropy)
+  return autograd.no_grad(function()
+    local S, labels = values.logps:numel(), batch.labels
+    local rows = labels and S or S / 2
+    local part = {
+      rows = rows, scale = batch.total_rows or rows, labels = labels, sequences = S,
+      tensors = { loss:detach() }, names = { "loss" },
+    }
+    for name, x in pairs(values.parts or {}) do
+      part.names[#part.names + 1], part.tensors[#part.tensors + 1] = name, x
+    end
+    if entropy then
+      part.tokens = entropy:numel()
+      part.tensors[#part.tensors + 1] = fn.sum(entropy)
+    end
+    part.tensors[#part.tensors + 1] = values.logps
+    part.tensors[#part.tensors + 1] = values.rewards
+    return part
+  end)
+end
+
+local function add(total, key, value)
+  total[key] = (total[key] or 0) + value
+end
+
+-- Adds a part whose values stand in data from `at` on; the place behind them.
+local function add_part(total, part, data, at)
+  add(total, "rows", part.rows)
+  total.means = total.means or {}
+  for _, name in ipairs(part.names) do
+    add(total.means, name, data[at] * part.scale)
+    at = at + 1
+  end
+  if part.tokens then
+    add(total, "tokens", part.tokens)
+    add(total, "entropy", data[at])
+    at = at + 1
+  end
+  local S, labels = part.sequences, part.labels
+  local rewards = at + S
+  for s = 0, S - 1 do
+    local is_chosen = s < part.rows
+    if labels then
+      is_chosen = labels[s + 1]
+    elseif is_chosen then
+      add(total, "right", data[rewards + s] > data[rewards + s + part.rows] and 1 or 0)
+    end
+    local side = is_chosen and "chosen" or "rejected"
+    add(total, side, 1)
+    add(total, "logps/" .. side, data[at + s])
+    add(total, "rewards/" .. side, data[rewards + s])
+  end
+  return rewards + S
+end
+
+--- Adds up the parts of a batch, or of several. Waits for the device once.
+---@param parts table[]  of sums()
+---@param total? table   to add to
+---@return table
+function M.total(parts, total)
+  local tensors, at = {}, 0
+  for _, part in ipairs(parts) do
+    for _, x in ipairs(part.tensors) do
+      tensors[#tensors + 1] = x
+    end
+  end
+  total = total or {}
+  local data = Tensor.read_all(tensors)
+  for _, part in ipairs(parts) do
+    at = add_part(total, part, data, at)
+  end
+  return total
+end
+
+--- TRL's metrics of a batch; those of nothing are left out.
+---@param total table  of total()
+---@return table<string, number>
+function M.metrics(total)
+  local metrics = {}
+  for name, sum in pairs(total.means) do
+    metrics[name] = sum / total.rows
+  end
+  for _, side in ipairs(M.pair) do
+    for _, name in ipairs({ "logps/" .. side, "rewards/" .. side }) do
+      metrics[name] = total[side] and total[name] / total[side]
+    end
+  end
+  local chosen, rejected = metrics["rewards/chosen"], metrics["rewards/rejected"]
+  metrics["rewards/margins"] = chosen and rejected and chosen - rejected
+  metrics["rewards/accuracies"] = total.right and total.right / total.rows
+  metrics.entropy = total.tokens and total.entropy / math.max(total.tokens, 1)
+  return metrics
+end
+
+-- Loss and reward accuracy (of single answers: reward margin) as text.
+local function summary(metrics)
+  local accuracy, margin = metrics["rewards/accuracies"], metrics["rewards/margins"]
+  if accuracy then
+    return ("%.4f loss, %.3f reward accuracy"):format(metrics.loss, accuracy)
+  elseif margin then
+    return ("%.4f loss, %.4f reward margin"):format(metrics.loss, margin)
+  end
+  return ("%.4f loss"):format(metrics.loss)
+end
+
+--- The loss of rows that are not trained on, in batches, as text.
+---@param run liger.Run
+---@param rows liger.PreferenceRow[]
+---@param size integer  rows a batch
+---@param pass fun(rows: liger.PreferenceRow[]): table[]  gives a batch's parts, of sums()
+---@return string
+function M.evaluate(run, rows, size, pass)
+  local total = {}
+  for part in run:parts(rows, size, "held-out") do
+    M.total(autograd.no_grad(pass, part), total)
+  end
+  return run.should_stop() and "interrupted" or summary(M.metrics(total))
+end
+
+return M
