@@ -24,7 +24,9 @@ local DEFAULTS = {
   stop = false, -- list of ids that end a completion; default: the model's
   seed = 0,
   first_sequence = 0, -- number of the first completion; later ones count on
-  cache_bytes = 2 ^ 30, -- bytes of the cache at most; what does not fit waits
+  -- Bytes of the cache at most; what does not fit waits. Default: 1 GiB, on a GPU half of what it
+  -- could still give.
+  cache_bytes = false,
   on_token = false, -- function(completion, id, logp), as they come
   interrupted = false, -- function() that ends the generation when it returns true
 }
@@ -62,6 +64,7 @@ local function check_options(options)
   range("min_p", 0, 1)
   range("seed", -2 ^ 52, 2 ^ 52, true)
   range("first_sequence", 0, 2 ^ 52, true)
+  o.cache_bytes = o.cache_bytes or lib.on_cpu and 2 ^ 30 or memory.available() / 2
   range("cache_bytes", 0, math.huge)
   if o.stop and type(o.stop) ~= "table" then
     lib.raise(("generate: stop is a %s, wanted a list of ids"):format(type(o.stop)))
