@@ -1,7 +1,7 @@
 /* Checks the CUDA attention kernels against a plain double-precision reference on awkward shapes,
  * then times them.
  *
- *   luajit src/opgen.lua src/liger.h src/ops.h build/gen
+ *   mkdir -p build/gen/op && luajit src/opgen.lua src/liger.h src/ops.h build/gen
  *   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --extended-lambda \
  *       --expt-relaxed-constexpr -cudart static -Isrc -Ikernels -Ibuild/gen \
  *       bench/attention.cu kernels/attention*.cu kernels/cache.cu -o build/attention_bench
@@ -19,6 +19,10 @@
 #include <vector>
 
 #include "common.cuh"
+#include "op/attention.h"
+#include "op/attention_decode.h"
+#include "op/cache_copy.h"
+#include "op/cache_write.h"
 
 /* ---- the few functions of the library that the kernels call ---- */
 
