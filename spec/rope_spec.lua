@@ -76,6 +76,49 @@ describe("rope frequencies", function()
     helper.close(angles_of(fresh, 5, 40), long, 0)
   end)
 
+  it("of yarn are those of a small head, with its magnitudes and its ramp", function()
+    local function of(changes)
+      local scaling = with({
+        rope_type = "yarn", factor = 4, original_max_position_embeddings = 64,
+      }, changes)
+      return rope.frequencies(rope.from_config({
+        rope_theta = 1e4, rope_scaling = scaling, max_position_embeddings = 256,
+      }, 8))
+    end
+    -- A column would turn 32 times at -0.5 and once at 1.008, which is cut to 0 and 2: columns 0, 1
+    -- and 2 keep all, half and none of theirs.
+    local freq, factor = of()
+    helper.close(freq, { 1, 0.1 * (1 + 1 / 4) / 2, 0.01 / 4, 0.001 / 4 }, 1e-12)
+    helper.close(factor, 0.1 * math.log(4) + 1, 1e-12)
+    -- Not cut, the ramp ends at 8 log(64 / 2 pi) / (2 log 1e4).
+    local high = 8 * math.log(64 / (2 * math.pi)) / (2 * math.log(1e4))
+    local share = 1 - 1 / high
+    helper.close((of({ truncate = false }))[2], 0.1 * (share + (1 - share) / 4), 1e-12)
+    local function factor_of(changes)
+      return (select(2, of(changes)))
+    end
+    assert.equal(1, factor_of({ mscale = 1, mscale_all_dim = 1 }))
+    helper.close(factor_of({ mscale = 0.5, mscale_all_dim = 1 }),
+      (0.05 * math.log(4) + 1) / (0.1 * math.log(4) + 1), 1e-12)
+    assert.equal(factor, factor_of({ mscale = 1, mscale_all_dim = 0 }))
+    assert.equal(1.25, factor_of({ attention_factor = 1.25 }))
+  end)
+
+  it("of longrope keep a table for short sequences and one for long ones", function()
+    local settings = rope.from_config({
+      max_position_embeddings = 64, original_max_position_embeddings = 16,
+      rope_scaling = { type = "longrope", short_factor = { 1, 1 }, long_factor = { 2, 4 } },
+    }, 4)
+    local factor = math.sqrt(1 + math.log(4) / math.log(16))
+    local function row(length)
+      return rope.tables(settings, length, "f64"):to_table()[4]
+    end
+    helper.close(row(16), { math.cos(3) * factor, math.cos(0.03) * factor }, 1e-12)
+    helper.close(row(17), { math.cos(1.5) * factor, math.cos(0.0075) * factor }, 1e-12)
+    helper.close(row(9), { math.cos(3) * factor, math.cos(0.03) * factor }, 1e-12)
+    assert.equal((rope.tables(settings, 20, "f64")), (rope.tables(settings, 40, "f64")))
+  end)
+
   it("B54: are turned into angles in double, so that positions past 256 stay apart", function()
     local settings = rope.from_config({}, 4)
     local cos = rope.tables(settings, 258, "f32")

@@ -1,6 +1,6 @@
 -- One function an operator, made from ops.h as straight-line Lua at load: `ops.linear(x, w, b)`
 -- takes inputs and attributes in the header's order (nil: the default, where there is one) and
--- returns new outputs; `ops.raw.linear(...)` takes every C parameter, outputs too (nil: not wanted),
+-- gives new outputs; `ops.raw.linear(...)` takes every C parameter, outputs too (nil: not wanted),
 -- and records nothing. Differentiable ops record themselves on the tape of autograd.lua.
 local abi = require("abi")
 local autograd = require("liger.autograd")

@@ -92,10 +92,9 @@ function scalings.yarn(freq, rope)
   local function magnitude(m)
     return factor <= 1 and 1 or 0.1 * m * math.log(factor) + 1
   end
-  local all = scaling.mscale_all_dim
-  local both = scaling.mscale and scaling.mscale ~= 0 and all and all ~= 0
+  local one, all = scaling.mscale or 0, scaling.mscale_all_dim or 0
   return freq, scaling.attention_factor
-    or both and magnitude(scaling.mscale) / magnitude(all) or magnitude(1)
+    or (one > 0 and all > 0 and magnitude(one) / magnitude(all)) or magnitude(1)
 end
 
 -- LongRoPE (Ding et al. 2024): a factor a column, one list up to the trained length, one past it.
@@ -148,7 +147,9 @@ local function check_scaling(scaling, kind, pairs_count)
     end
   end
   for _, key in ipairs(OPTIONAL[kind] or {}) do
-    if scaling[key] ~= nil and not is_positive(scaling[key]) then
+    -- A magnitude of 0 is none.
+    local off = scaling[key] == nil or key:find("^mscale") and scaling[key] == 0
+    if not off and not is_positive(scaling[key]) then
       refuse(key, "a number above 0")
     end
   end
