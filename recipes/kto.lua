@@ -64,13 +64,17 @@ else
   reference = model:copy()
 end
 
--- The KL estimate of a batch, from its prompts with other answers.
+-- Sum of log p - log p_ref over a micro-batch's answers.
+local function log_ratio(micro)
+  preference.set_reference(micro, reference, preference.logps)
+  return fn.sum(preference.logps(micro, (model:logprob(micro))) - micro.ref_logps)
+end
+
+-- The KL estimate of a batch, from its prompts with answers to others.
 local function kl_of(rows)
   local sum = fn.zeros()
   for micro in preference.batch(rows, { "mismatched" }):split(config.micro_tokens) do
-    preference.set_reference(micro, reference, preference.logps)
-    local ratio = preference.logps(micro, (model:logprob(micro))) - micro.ref_logps
-    sum = sum + fn.sum(ratio)
+    sum = sum + liger.scope(log_ratio, micro)
   end
   return kto.kl(sum:item(), #rows)
 end

@@ -66,12 +66,16 @@ describe("pairs of a file", function()
     }, "pairs"))
   end)
 
-  it("without a prompt have the answers' common beginning as one", function()
+  it("without a prompt, or with chats and one in text, have their common beginning", function()
     assert.same({
+      { "<user>hey|<assistant>", "yo|", "no|" },
       { "The sky is", " blue\0", " green\0" },
       { "na", "\195\175ve\0", "\195\174f\0" },
       { "<user>hi|<assistant>", "yo|", "no|" },
     }, read({
+      '{"prompt": "hey", "chosen": [{"role": "user", "content": "hey"},'
+        .. ' {"role": "assistant", "content": "yo"}], "rejected": [{"role": "user",'
+        .. ' "content": "hey"}, {"role": "assistant", "content": "no"}]}',
       '{"chosen": "The sky is blue", "rejected": "The sky is green"}',
       '{"chosen": "na\195\175ve", "rejected": "na\195\174f"}',
       '{"chosen": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}],'
@@ -100,11 +104,13 @@ describe("pairs of a file", function()
         '{"prompt": 1, "chosen": "b", "rejected": "c"}',
       ["prompt is empty, wanted at least one token"] =
         '{"prompt": "", "chosen": "b", "rejected": "c"}',
-      ["chosen is a table, wanted a string"] = '{"prompt": "a",'
-        .. ' "chosen": [{"role": "user", "content": "x"}],'
+      ["there is no prompt in messages, wanted one, or answers with the same beginning"] =
+        '{"prompt": "a", "chosen": [{"role": "user", "content": "x"}],'
         .. ' "rejected": [{"role": "user", "content": "y"}]}',
+      ["chosen is a string, wanted a list of messages"] =
+        '{"prompt": [{"role": "user", "content": "x"}], "chosen": "b", "rejected": "c"}',
       ["chosen[1] has no role"] = '{"chosen": [{"content": "x"}], "rejected": [{}]}',
-      ["there is no prompt, wanted one, or the same beginning of chosen and rejected"] =
+      ["there is no prompt in text, wanted one, or answers with the same beginning"] =
         '{"chosen": "b", "rejected": "c"}',
       ["chosen is all prompt, wanted an answer behind the common beginning"] =
         '{"chosen": "ab", "rejected": "abc"}',

@@ -1,6 +1,6 @@
 -- Rows of a JSONL file for the preference methods, in TRL's formats: `prompt`, `chosen` and
--- `rejected`, where without a prompt the answers' common beginning is it; `prompt`, `completion`
--- and `label`. Each is a text or a list of messages.
+-- `rejected`, where without a prompt, or beside chats with one in text, the answers' common
+-- beginning is it; `prompt`, `completion` and `label`. Each is a text or a list of messages.
 local jsonl = require("liger.data.jsonl")
 local lib = require("liger.ffi")
 local prompts = require("liger.data.prompts")
@@ -65,7 +65,9 @@ local function extract_prompt(path, row)
   local a, b = row.chosen, row.rejected
   local n = type(a) == "string" and common_text(a, b) or common_messages(a, b)
   if n == 0 then
-    fail(path, row, "there is no prompt, wanted one, or the same beginning of chosen and rejected")
+    local form = type(a) == "string" and "text" or "messages"
+    local text = "there is no prompt in %s, wanted one, or answers with the same beginning"
+    fail(path, row, text:format(form))
   elseif n == #a or n == #b then
     fail(path, row, ("%s is all prompt, wanted an answer behind the common beginning"):format(
       n == #a and "chosen" or "rejected"
@@ -105,7 +107,7 @@ local function pair_of(path, tokenizer, row, limits)
   end
   if type(row.chosen) ~= type(row.rejected) then
     prompts.check_column(path, row, "rejected", type(row.chosen))
-  elseif row.prompt == nil then
+  elseif row.prompt == nil or type(row.prompt) == "string" and type(row.chosen) == "table" then
     extract_prompt(path, row)
   end
   prompts.check_column(path, row, "prompt", "string", "table")

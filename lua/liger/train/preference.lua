@@ -3,6 +3,7 @@
 -- log-probabilities, and TRL's metrics.
 local autograd = require("liger.autograd")
 local fn = require("liger.fn")
+local memory = require("liger.memory")
 local ops = require("liger.ops")
 local pack = require("liger.nn.pack")
 local Tensor = require("liger.tensor")
@@ -141,7 +142,7 @@ end
 ---@param reference liger.Decoder
 ---@param logps fun(micro: liger.Pack, logp: liger.Tensor): liger.Tensor  [K] to [S]
 function M.set_reference(micro, reference, logps)
-  micro.ref_logps = micro.ref_logps or autograd.no_grad(function()
+  micro.ref_logps = micro.ref_logps or memory.scope(autograd.no_grad, function()
     return logps(micro, (reference:logprob(micro)))
   end)
 end
