@@ -1,5 +1,5 @@
 -- Distillation of a teacher into a student (GKD, Agarwal et al. 2024, with a choice of losses).
--- Without arguments: a small model learns sums of two-digit numbers by SFT, then a narrower one
+-- Without arguments: a small model learns sums of two-digit numbers by SFT, then another
 -- learns them from it. With --model, --data and --teacher (or --teacher-logprobs): that student on
 -- that file, which is as for recipes/sft.lua.
 local liger = require("liger")
@@ -22,7 +22,7 @@ local config = liger.config({
   num_train_epochs = false, -- passes over the data; default 3
   batch_size = false, -- samples a step; default 128 for sums, 8 for data
   micro_tokens = 16384, -- tokens a forward takes in; 0: no limit
-  learning_rate = false, -- default 2e-3 for sums, 2e-5 for data
+  learning_rate = false, -- default 1e-3 for sums, 2e-5 for data
   lr_scheduler_type = "linear", -- constant, linear, cosine or wsd
   warmup_steps = false, -- default 20 for sums, 0 for data
   weight_decay = 0,
@@ -32,7 +32,7 @@ local config = liger.config({
   loss_temperature = 1, -- of both softmaxes
   weight_hard = false, -- of the cross entropy; default 1 for ce_tvd, 0 for the others
   weight_soft = 1,
-  lmbda = false, -- share of steps on the student's own completions; default 0.5, or 0 with a file
+  lmbda = false, -- share of steps on own completions; default 0.5, 0.25 for sums, 0 with a file
   temperature = 0.9, -- of these completions
   max_completion_length = false, -- tokens; default 5 for sums, 128 for data
   teacher_until = 0.8, -- share of right sampled answers that ends the small teacher's SFT
@@ -48,13 +48,15 @@ local config = liger.config({
   teacher_until = share,
 })
 liger.fill(config, config.data == "" and {
-  max_steps = not config.num_train_epochs and 400, batch_size = 128, learning_rate = 2e-3,
+  max_steps = not config.num_train_epochs and 400, batch_size = 128, learning_rate = 1e-3,
   warmup_steps = 20, max_completion_length = 5,
 } or {
   num_train_epochs = 3, batch_size = 8, learning_rate = 2e-5, warmup_steps = 0,
   max_completion_length = 128,
 })
-liger.fill(config, { lmbda = config.teacher_logprobs == "" and 0.5 or 0 })
+liger.fill(config, {
+  lmbda = config.teacher_logprobs ~= "" and 0 or config.data ~= "" and 0.5 or 0.25,
+})
 local options = distill.options(liger.merge(
   liger.pick(config, distill.defaults), { temperature = config.loss_temperature }
 ))

@@ -32,14 +32,6 @@ M.config = {
 }
 M.init_std = 0.04
 
--- The same with three quarters of the width, 245k parameters: a student.
-M.small_config = {}
-for key, value in pairs(M.config) do
-  M.small_config[key] = value
-end
-M.small_config.hidden_size, M.small_config.intermediate_size = 96, 288
-M.small_config.num_attention_heads, M.small_config.num_key_value_heads = 6, 3
-
 local function row(bytes, a, b)
   local prompt, answer = ("%d+%d="):format(a, b), tostring(a + b)
   return {

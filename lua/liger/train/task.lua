@@ -9,16 +9,16 @@ local prompts = require("liger.data.prompts")
 local M = {}
 
 -- An untrained model for the sums.
-local function model_of_sums(sums, model_config, config)
-  local model = decoder.from_config(model_config, { dtype = config.dtype })
-  model:init(config.seed, sums.init_std).stop_ids = { sums.newline }
+local function model_of_sums(sums, config, seed)
+  local model = decoder.from_config(sums.config, { dtype = config.dtype })
+  model:init(seed, sums.init_std).stop_ids = { sums.newline }
   return model
 end
 
 local function built_in(config)
   local sums = require("liger.data.sums")
   local task = sums.new(config.seed)
-  task.model = model_of_sums(sums, sums.config, config)
+  task.model = model_of_sums(sums, config, config.seed)
   task.built_in, task.metric, task.max_completion_length = true, "accuracy", sums.longest
   return task
 end
@@ -100,8 +100,8 @@ local function check_tokenizers(student, teacher, config)
 end
 
 --- Samples as supervised(), and whom to imitate on them: `teacher`, a model, or the samples'
---- `teacher` of config.teacher_logprobs (data/teacher.lua). Of the built-in sums the teacher is the
---- model that is trained elsewhere, untrained here, and `model` a narrower one. Of a chat the last
+--- `teacher` of config.teacher_logprobs (data/teacher.lua). Of the built-in sums the teacher is a
+--- model that the recipe trains first, and `model` starts from other weights. Of a chat the last
 --- message is learnt.
 ---@param config table  as supervised(), and teacher, teacher_logprobs, lmbda
 function M.distill(config)
@@ -114,7 +114,7 @@ function M.distill(config)
     local sums = require("liger.data.sums")
     local task = M.supervised(config)
     task.teacher = task.model
-    task.model = model_of_sums(sums, sums.small_config, config)
+    task.model = model_of_sums(sums, config, config.seed + 1)
     return task
   elseif config.model ~= "" and config.data ~= ""
     and (config.teacher == "") == (config.teacher_logprobs == "") then
