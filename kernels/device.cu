@@ -189,8 +189,9 @@ static lg_status graph_begin(lg_context *ctx) {
         if (old) cudaGraphDestroy(old);
         cudaGetLastError();
     }
-    LG_TRY(cuda_check(
-        ctx, "graph", cudaStreamBeginCapture(cuda_stream(ctx), cudaStreamCaptureModeThreadLocal)));
+    /* Relaxed, for memory may be asked for meanwhile, on the stream aside. */
+    LG_TRY(cuda_check(ctx, "graph",
+                      cudaStreamBeginCapture(cuda_stream(ctx), cudaStreamCaptureModeRelaxed)));
     state_of(ctx)->recording = true;
     return LG_OK;
 }

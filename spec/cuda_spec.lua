@@ -128,7 +128,8 @@ describe("the CUDA backend", function()
   end
 
   it("reports an id that is out of range at the next wait", function()
-    refused("embedding", { w = Tensor.from_table({ { 1, 2 }, { 3, 4 } }), ids = i32(0, 5) },
+    local w = Tensor.from_table({ { 1, 2 }, { 3, 4 } })
+    refused("embedding", { w = w, ids = i32(0, 5), padding_idx = -1 },
       "embedding: ids[1] is 5, wanted [0, 2)")
     refused("sample", { z = helper.normal(1, { 1, 5 }), sequence = Tensor.from_table({ 1 }, "i64"),
       position = i32(-2), seed = 1, top_k = 0, top_p = 1, min_p = 0 },

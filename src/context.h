@@ -19,7 +19,7 @@ struct lg_context {
     int64_t threads;
     lg_stats stats;
     lg_scratch_block *scratch;
-    bool recording; /* a graph */
+    bool recording;     /* a graph */
     double timer_start; /* the CPU's */
     char error[1024];
     char description[128];
