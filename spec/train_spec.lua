@@ -454,6 +454,18 @@ describe("recipes/distill.lua", function()
     refused_here(1, ": text has no prompt to complete, wanted prompt and completion, or --lmbda 0",
       with(options, { data = text, teacher = teacher }))
     finite(run("distill", with(options, { data = text, teacher = teacher, lmbda = 0 })))
+    refused_here(1, " tokens and max_completion_length is 99, wanted at most 64 together",
+      with(options, { teacher = teacher, max_completion_length = 99 }))
+  end)
+
+  it("refuses a teacher of another tokenizer", function()
+    local options, teacher = given()
+    local other = root .. "/other"
+    assert.equal(0, os.execute(("cp -r %q %q"):format(teacher, other)))
+    local text = helper.read(teacher .. "/tokenizer.json")
+    write("other/tokenizer.json", (text:gsub('"A":65,"B":66', '"B":65,"A":66')))
+    refused_here(1, ('%s: token 65 is "B", wanted "A" as in %s: distillation needs one tokenizer')
+      :format(other, options.model), with(options, { teacher = other }))
   end)
 
   it("refuses a teacher too few or too many", function()

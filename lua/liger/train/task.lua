@@ -99,6 +99,25 @@ local function check_tokenizers(student, teacher, config)
   end
 end
 
+-- Every sample has a prompt that the student can complete.
+local function check_prompts(task, config)
+  local longest = config.max_completion_length
+  local context = task.model.config.max_position_embeddings or math.huge
+  for _, s in ipairs(task.train) do
+    local problem
+    if not s.row.prompt then
+      problem = "text has no prompt to complete, wanted prompt and completion, or --lmbda 0"
+    elseif #s.ids + longest > context then
+      problem = (
+        "prompt has %d tokens and max_completion_length is %d, wanted at most %d together"
+      ):format(#s.ids, longest, context)
+    end
+    if problem then
+      lib.raise(("%s:%d: %s"):format(config.data, s.row._line, problem))
+    end
+  end
+end
+
 --- Samples as supervised(), and whom to imitate on them: `teacher`, a model, or the samples'
 --- `teacher` of config.teacher_logprobs (data/teacher.lua). Of the built-in sums the teacher is a
 --- model that the recipe trains first, and `model` starts from other weights. Of a chat the last
@@ -124,14 +143,8 @@ function M.distill(config)
     options.usage_error("--lmbda above 0 needs --teacher: a file knows nothing of new completions")
   end
   local task = M.supervised(config, true)
-  for _, s in ipairs(config.lmbda > 0 and task.train or {}) do
-    if not s.row.prompt then
-      lib.raise(
-        (
-          "%s:%d: text has no prompt to complete, wanted prompt and completion, or --lmbda 0"
-        ):format(config.data, s.row._line)
-      )
-    end
+  if config.lmbda > 0 then
+    check_prompts(task, config)
   end
   if config.teacher_logprobs ~= "" then
     local vocab = task.model.shape.vocab
