@@ -7,7 +7,13 @@
 
 #include "context.h"
 
-enum { ALIGN = 256, FIRST_SCRATCH_BYTES = 1 << 21, PAGE_BYTES = 4096, HUGE_BYTES = 1 << 22 };
+enum {
+    ALIGN = 256,
+    FIRST_SCRATCH_BYTES = 1 << 21,
+    DOUBLED_SCRATCH_BYTES = 1 << 26,
+    PAGE_BYTES = 4096,
+    HUGE_BYTES = 1 << 22
+};
 
 /* ---- the CPU as a device ---- */
 
@@ -184,8 +190,11 @@ lg_status lg_scratch(lg_context *ctx, int64_t bytes, void **data) {
     bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     lg_scratch_block *block = ctx->scratch;
     if (!block || block->bytes - block->used < bytes) {
-        int64_t least = block ? 2 * block->bytes : FIRST_SCRATCH_BYTES;
-        LG_TRY(add_scratch_block(ctx, bytes > least ? bytes : least));
+        /* As much as this op has taken so far, so that the next time all of it fits in the new block. */
+        int64_t wanted = bytes, least = FIRST_SCRATCH_BYTES;
+        for (lg_scratch_block *b = block; b; b = b->older) wanted += b->used;
+        if (block) least = block->bytes < DOUBLED_SCRATCH_BYTES ? 2 * block->bytes : block->bytes;
+        LG_TRY(add_scratch_block(ctx, wanted > least ? wanted : least));
         block = ctx->scratch;
     }
     *data = block->data + block->used;
