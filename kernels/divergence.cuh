@@ -58,9 +58,24 @@ struct pair_args {
 template <class T, class Finish, int W>
 __device__ __forceinline__ void pair_load(const T *z, int64_t v, int64_t end, bool vector,
                                           Finish finish, float (&x)[W]) {
-    const piece<T> p = load_piece<T>(z + v, end - v, vector);
+    if (v + W <= end) {
+        const piece<T> p = load_piece<T>(z + v, W, vector);
 #pragma unroll
-    for (int e = 0; e < W; e++) x[e] = v + e < end ? finish(p[e]) : -INFINITY;
+        for (int e = 0; e < W; e++) x[e] = finish(p[e]);
+    } else {
+        const int left = v < end ? (int)(end - v) : 0;
+        const piece<T> p = load_piece<T>(z + v, left, vector);
+#pragma unroll
+        for (int e = 0; e < W; e++) x[e] = e < left ? finish(p[e]) : -INFINITY;
+    }
+}
+
+static constexpr float PAIR_LOG2_E = 1.4426950408889634f;
+
+__device__ __forceinline__ float pair_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* Slices start at multiples of 8 elements: 16 bytes or more. */
@@ -141,6 +156,7 @@ __device__ __forceinline__ pair_stats pair_reduce(const T *s, const T *t, bool v
                                                   head_slice slice, const Args &a) {
     constexpr int W = 16 / sizeof(T);
     const bool hard = a.hard && a.scale != 1, entropy = a.entropy != NULL;
+    const float scale2 = a.scale * PAIR_LOG2_E;
     pair_stats stats = pair_stats::none();
     stats.scale = a.scale;
 #pragma unroll 2
@@ -152,9 +168,9 @@ __device__ __forceinline__ pair_stats pair_reduce(const T *s, const T *t, bool v
         if (max > stats.max) stats.rise(max);
 #pragma unroll
         for (int e = 0; e < W; e++) {
-            const float d = x[e] - stats.max, u = d * a.scale, p = head_exp(u);
+            const float d = x[e] - stats.max, p = pair_exp2(d * scale2);
             stats.sum += p;
-            if (entropy) stats.weighted = fmaf(p, fmaxf(u, -200.0f), stats.weighted);
+            if (entropy) stats.weighted = fmaf(p, fmaxf(d * a.scale, -200.0f), stats.weighted);
             if (hard) stats.hard += head_exp(d);
         }
         if constexpr (Teacher) {
@@ -162,7 +178,7 @@ __device__ __forceinline__ pair_stats pair_reduce(const T *s, const T *t, bool v
             if (teacher_max > stats.teacher_max) stats.rise_teacher(teacher_max);
 #pragma unroll
             for (int e = 0; e < W; e++)
-                stats.teacher_sum += head_exp((y[e] - stats.teacher_max) * a.scale);
+                stats.teacher_sum += pair_exp2((y[e] - stats.teacher_max) * scale2);
         }
     }
     return stats;
@@ -198,18 +214,18 @@ __device__ __forceinline__ pair_sums head_merge_warp(pair_sums s) {
     return s;
 }
 
-/* s and t are scaled. */
 template <int Kind>
-__device__ __forceinline__ void pair_add(pair_sums &sums, float s, float t, pair_state st,
-                                         float beta) {
+__device__ __forceinline__ void pair_add(pair_sums &sums, float x, float y, float scale,
+                                         pair_state st, float beta) {
     if constexpr (Kind == PAIR_COSINE) {
+        const float s = x * scale, t = y * scale;
         if (s == -INFINITY || t == -INFINITY) return;
         sums.x[0] = fmaf(s, t, sums.x[0]);
         sums.x[1] = fmaf(s, s, sums.x[1]);
         sums.x[2] = fmaf(t, t, sums.x[2]);
         return;
     }
-    const float a = s - st.student, b = t - st.teacher;
+    const float a = fmaf(x, scale, -st.student), b = fmaf(y, scale, -st.teacher);
     const float p = head_exp(a), q = head_exp(b);
     if constexpr (Kind == PAIR_TVD) {
         sums.x[0] += fabsf(p - q);
@@ -241,17 +257,19 @@ __device__ __forceinline__ float pair_finish(pair_sums sums, float beta, pair_st
     return sums.x[0] + sums.x[1];
 }
 
-/* The divergence's gradient with respect to the scaled s. */
+/* The divergence's gradient with respect to scale x. */
 template <int Kind>
-__device__ __forceinline__ float pair_slope(float s, float t, pair_state st, float beta) {
+__device__ __forceinline__ float pair_slope(float x, float y, float scale, pair_state st,
+                                            float beta) {
     if constexpr (Kind == PAIR_COSINE) {
+        const float s = x * scale, t = y * scale;
         const float norm = fmaxf(st.student, PAIR_LEAST_NORM);
         if (s == -INFINITY || t == -INFINITY) return 0;
         /* A norm that is held at its least is a constant. */
         const float back = st.student >= PAIR_LEAST_NORM ? st.pair * s / norm : 0;
         return (back - t / fmaxf(st.teacher, PAIR_LEAST_NORM)) / norm;
     }
-    const float a = s - st.student, b = t - st.teacher, p = head_exp(a);
+    const float a = fmaf(x, scale, -st.student), b = fmaf(y, scale, -st.teacher), p = head_exp(a);
     if constexpr (Kind == PAIR_FORWARD) return p - head_exp(b);
     if (p == 0) return 0;
     if constexpr (Kind == PAIR_TVD)
@@ -270,7 +288,7 @@ pair_store_gradient(const float (&x)[W], const float (&y)[W], int64_t v, int64_t
     for (int e = 0; e < W; e++) {
         float g = 0;
         if (soft != 0)
-            g = soft * a.scale * pair_slope<Kind>(x[e] * a.scale, y[e] * a.scale, st, a.beta);
+            g = soft * a.scale * pair_slope<Kind>(x[e], y[e], a.scale, st, a.beta);
         if (hard != 0) g += hard * (head_exp(x[e] - st.hard) - (v + e == target ? 1 : 0));
         out[e] = from_float<O>(g * a.finish.slope(x[e]));
     }
@@ -342,7 +360,7 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
         pair_load(t, v, slice.end, vector, a.teacher_finish, y);
 #pragma unroll
         for (int e = 0; e < W; e++)
-            pair_add<Kind>(sums, x[e] * a.scale, y[e] * a.scale, st, a.beta);
+            pair_add<Kind>(sums, x[e], y[e], a.scale, st, a.beta);
     }
     if (Kind != PAIR_COSINE || a.hard || a.entropy) head_leave();
     sums = head_merge(sums, &sums_room);

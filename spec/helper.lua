@@ -133,12 +133,13 @@ end
 
 -- ---- tensors ----
 
---- Normal numbers from a stream of their own: the same at every call.
+--- Normal numbers from a stream of their own: the same at every call. Drawn in f64; on a device,
+--- which has none, in f32.
 ---@param stream integer
 ---@param shape integer[]
 ---@param dtype? string  f32
 function M.normal(stream, shape, dtype)
-  local y = Tensor.empty(shape, "f64")
+  local y = Tensor.empty(shape, lib.on_cpu and "f64" or "f32")
   ops.random_normal(20, stream, 0, 1, y)
   return M.to(y, dtype or "f32")
 end
