@@ -287,8 +287,7 @@ pair_store_gradient(const float (&x)[W], const float (&y)[W], int64_t v, int64_t
 #pragma unroll
     for (int e = 0; e < W; e++) {
         float g = 0;
-        if (soft != 0)
-            g = soft * a.scale * pair_slope<Kind>(x[e], y[e], a.scale, st, a.beta);
+        if (soft != 0) g = soft * a.scale * pair_slope<Kind>(x[e], y[e], a.scale, st, a.beta);
         if (hard != 0) g += hard * (head_exp(x[e] - st.hard) - (v + e == target ? 1 : 0));
         out[e] = from_float<O>(g * a.finish.slope(x[e]));
     }
@@ -359,8 +358,7 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
         pair_load(s, v, slice.end, vector, a.finish, x);
         pair_load(t, v, slice.end, vector, a.teacher_finish, y);
 #pragma unroll
-        for (int e = 0; e < W; e++)
-            pair_add<Kind>(sums, x[e], y[e], a.scale, st, a.beta);
+        for (int e = 0; e < W; e++) pair_add<Kind>(sums, x[e], y[e], a.scale, st, a.beta);
     }
     if (Kind != PAIR_COSINE || a.hard || a.entropy) head_leave();
     sums = head_merge(sums, &sums_room);

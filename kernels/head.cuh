@@ -370,6 +370,7 @@ struct lm_head {
     void *packed;                /* [chunk, C]: gathered rows */
     float *logits;               /* [chunk, logits_ld] */
     void *dlogits;               /* [chunk, dlogits_ld], of x's dtype */
+    float *sums;                 /* [chunk, C] */
 };
 
 static inline lm_head head_of(lg_context *ctx, const char *op, const lg_tensor *x,
@@ -400,7 +401,8 @@ static lg_status head_with_finish(const lm_head &head, F f) {
 }
 
 /* The pieces of a head's scratch, in order, from `at` on; returns where they end. */
-static inline char *head_place(lm_head &head, char *at, bool logits, bool dlogits) {
+static inline char *head_place(lm_head &head, char *at, bool logits, bool dlogits,
+                               bool sums = false) {
     const auto take = [&](int64_t bytes) {
         char *piece = at;
         at += (bytes + 255) / 256 * 256;
@@ -415,14 +417,16 @@ static inline char *head_place(lm_head &head, char *at, bool logits, bool dlogit
     head.packed = take(head.chunk * head.C * width);
     head.logits = logits ? (float *)take(head.chunk * head.logits_ld * 4) : NULL;
     head.dlogits = dlogits ? take(head.chunk * head.dlogits_ld * width) : NULL;
+    head.sums = sums ? (float *)take(head.chunk * head.C * 4) : NULL;
     return at;
 }
 
 /* One piece of scratch for all, since a second large one would take twice its size. */
-static inline lg_status head_reserve(lm_head &head, bool logits, bool dlogits) {
+static inline lg_status head_reserve(lm_head &head, bool logits, bool dlogits, bool sums = false) {
     void *scratch;
-    LG_TRY(lg_scratch(head.ctx, head_place(head, NULL, logits, dlogits) - (char *)NULL, &scratch));
-    head_place(head, (char *)scratch, logits, dlogits);
+    const int64_t bytes = head_place(head, NULL, logits, dlogits, sums) - (char *)NULL;
+    LG_TRY(lg_scratch(head.ctx, bytes, &scratch));
+    head_place(head, (char *)scratch, logits, dlogits, sums);
     return LG_OK;
 }
 

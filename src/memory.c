@@ -171,6 +171,16 @@ const char *lg_dtype_name(int32_t dtype) {
 
 /* ---- scratch ---- */
 
+static void free_scratch(lg_context *ctx, lg_scratch_block *block) {
+    while (block) {
+        lg_scratch_block *older = block->older;
+        ctx->stats.scratch_bytes -= (double)block->bytes;
+        ctx->device->free(ctx, block->data);
+        free(block);
+        block = older;
+    }
+}
+
 static lg_status add_scratch_block(lg_context *ctx, int64_t bytes) {
     lg_scratch_block *block = malloc(sizeof *block);
     char *data = block ? ctx->device->alloc(ctx, bytes) : NULL;
@@ -194,6 +204,10 @@ lg_status lg_scratch(lg_context *ctx, int64_t bytes, void **data) {
         int64_t wanted = bytes, least = FIRST_SCRATCH_BYTES;
         for (lg_scratch_block *b = block; b; b = b->older) wanted += b->used;
         if (block) least = block->bytes < DOUBLED_SCRATCH_BYTES ? 2 * block->bytes : block->bytes;
+        if (block && !block->used && !block->older && !ctx->recording) {
+            free_scratch(ctx, block);
+            ctx->scratch = NULL;
+        }
         LG_TRY(add_scratch_block(ctx, wanted > least ? wanted : least));
         block = ctx->scratch;
     }
@@ -230,16 +244,6 @@ void lg_scratch_end(lg_context *ctx) {
 }
 
 /* ---- graphs ---- */
-
-static void free_scratch(lg_context *ctx, lg_scratch_block *block) {
-    while (block) {
-        lg_scratch_block *older = block->older;
-        ctx->stats.scratch_bytes -= (double)block->bytes;
-        ctx->device->free(ctx, block->data);
-        free(block);
-        block = older;
-    }
-}
 
 lg_status lg_graph_begin(lg_context *ctx) {
     if (!ctx->device->graph_begin)

@@ -22,6 +22,9 @@ return {
   device_shapes = {
     { N = 3, C = 40, V = 151936 }, -- vocabularies of real models: eight blocks a row
     { N = 5, C = 24, V = 128256, temperature = 0.7, ignored = true },
+    -- The backward goes over rectangles: two of rows, three of columns, none whole.
+    { N = 4200, C = 16, V = 9001, temperature = 1.3, softcap = 4, ignored = true },
+    { N = 4200, C = 16, V = 9001 },
   },
   bench = { { N = 2560, C = 128, V = 256 }, { N = 1024, C = 576, V = 49152 } },
   device_bench = { { N = 4096, C = 4096, V = 128256 }, { N = 8192, C = 1024, V = 151936 } },
