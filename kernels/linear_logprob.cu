@@ -18,7 +18,7 @@
 
 enum {
     BWD_ITEMS = 4,        /* vectors of 4 logits a thread */
-    FWD_ROWS_LARGE = 640, /* of logits at a time, for vocabularies beyond HEAD_LARGE */
+    FWD_ROWS_LARGE = 512, /* of logits at a time, for vocabularies beyond HEAD_LARGE */
     BWD_ROWS = 4096,      /* of a rectangle */
     BWD_LOGITS = 1 << 24,
     BWD_LEAST_COLUMNS = 4096,
