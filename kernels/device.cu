@@ -127,6 +127,10 @@ static double device_available(lg_context *ctx) {
 /* Through the ring of pinned memory in pieces; a piece is reused once its copy has been done. */
 static lg_status device_upload(lg_context *ctx, const void *host, void *data, int64_t bytes) {
     cuda_state *s = state_of(ctx);
+    if (s->recording)
+        return lg_fail(ctx, LG_EINVAL,
+                       "upload: a graph is recorded, and a replay would not see the host's values "
+                       "again: make the tensor before");
     for (int64_t at = 0; at < bytes;) {
         int64_t n = bytes - at < STAGING_BYTES ? bytes - at : STAGING_BYTES;
         int i = s->next_staging;

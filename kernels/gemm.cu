@@ -10,7 +10,7 @@
 
 enum { MOST_PROPOSALS = 32, BIAS_THREADS = 256 };
 
-/* Which proposal to take, where it is not the first. Every operand is bf16. Made on an H200:
+/* Which proposal to take, where it is not the first. Every operand is bf16. For Hopper; made on an H200:
  *   nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -Isrc -Ikernels -Ibuild/gen \
  *       bench/gemm.cu -lcublasLt -o build/gemm_bench
  *   build/gemm_bench --table > kernels/gemm_tuned.cuh */
@@ -22,8 +22,9 @@ typedef struct tuned_choice {
 
 #include "gemm_tuned.cuh"
 
-static int tuned_index(const gemm_problem *p) {
-    if (p->in_dtype != LG_BF16 || cublasLtGetVersion() != TUNED_VERSION) return 0;
+static int tuned_index(const cuda_state *s, const gemm_problem *p) {
+    if (p->in_dtype != LG_BF16 || s->compute != 90 || cublasLtGetVersion() != TUNED_VERSION)
+        return 0;
     for (size_t i = 0; i < sizeof tuned / sizeof tuned[0]; i++) {
         const tuned_choice *t = &tuned[i];
         if (t->m == p->m && t->n == p->n && t->k == p->k && t->a_trans == p->a_trans &&
@@ -56,7 +57,7 @@ static const gemm_plan *plan_of(cuda_state *s, const gemm_problem *p, const void
     }
     cublasLtMatmulHeuristicResult_t results[MOST_PROPOSALS];
     gemm_descriptors d;
-    const int index = tuned_index(p);
+    const int index = tuned_index(s, p);
     if (gemm_describe(p, bias, &d) != CUBLAS_STATUS_SUCCESS) return NULL;
     const int found =
         gemm_algorithms(s->cublas, p, &d, WORKSPACE_BYTES, index > 0 ? MOST_PROPOSALS : 1, results);

@@ -16,7 +16,7 @@ local function open()
   file:close()
   local ctx = C.lg_context_open(M.index)
   local message = ffi.string(C.lg_error(ctx))
-  return message == "" and ctx or nil, message
+  return message == "" and ctx or error(message, 0)
 end
 
 local opened, gpu, why

@@ -439,16 +439,12 @@ describe("distillation", function()
 end)
 
 describe("a teacher's file", function()
-  local function load(text, length)
+  local function load(text, cut)
     local path = os.tmpname()
     local file = assert(io.open(path, "w"))
     file:write(text, "\n")
     file:close()
-    local completion = {}
-    for i = 1, length or 2 do
-      completion[i] = i
-    end
-    local samples = { { ids = { 1 }, completion = completion, row = { _line = 1 } } }
+    local samples = { { ids = { 1 }, completion = { 1, 2 }, row = { _line = 1 }, cut = cut } }
     local ok, message = pcall(teacher_file.load, path, samples, 9)
     os.remove(path)
     return samples, ok and "" or message, path
@@ -459,6 +455,15 @@ describe("a teacher's file", function()
     local batch = teacher_file.attach(pack.completions(samples), samples)
     assert.same({ { 3, 4 }, { 5, -1 } }, batch.teacher_id:to_table())
     assert.same({ { -0.5, -1.5 }, { -0.25, -INF } }, batch.teacher_logp:to_table())
+  end)
+
+  it("is cut with a sample that was cut", function()
+    local longer = '{"ids": [[3], [5], [6]], "logprobs": [[-0.5], [-0.25], [-1]]}'
+    local _, message = load(longer)
+    assert.matches("ids is 3 lists, wanted a list for each of 2", message)
+    local cut = load(longer, true)
+    assert.same({ { 3 }, { 5 } },
+      teacher_file.attach(pack.completions(cut), cut).teacher_id:to_table())
   end)
 
   it("is refused where it does not fit the data", function()

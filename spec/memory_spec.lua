@@ -350,6 +350,12 @@ describe("memory", function()
     end, "out of memory: a tensor wanted 536870912.0 MiB with ", " MiB live (", "micro_tokens")
   end)
 
+  it("says what lives when an operator finds none for its scratch", function()
+    helper.raises(function()
+      lib.check(lib.C.LG_ENOMEM)
+    end, "out of memory: the device: ", " MiB live (", "cache_bytes")
+  end)
+
   it("does not release what someone else owns", function()
     local owner = require("ffi").new("float[3]", 1, 2, 3)
     local x = Tensor.foreign(owner, { 3 }, "f32", owner)

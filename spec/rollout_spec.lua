@@ -391,6 +391,13 @@ describe("the options of generation", function()
     refused({ first_sequence = -1 }, "generate: first_sequence is -1, wanted a whole number from 0")
     refused({ cache_bytes = "1" }, "generate: cache_bytes is 1, wanted a number from 0")
     refused({ stop = 3 }, "generate: stop is a number, wanted a list of ids")
+    refused({ stop = { 1.5 } }, "generate: stop has 1.5, wanted whole numbers")
+    helper.raises(function()
+      generate(model, { "text" }, {})
+    end, "generate: prompt 1 is a string, wanted a list of ids")
+    helper.raises(function()
+      generate(model, { { 1, 1.5 } }, {})
+    end, "generate: prompt 1 has 1.5, wanted whole numbers")
     refused({
       cache_bytes = 1000,
     }, "generate: a prompt needs 10 cache pages and cache_bytes = 1000 gives 0")

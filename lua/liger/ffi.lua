@@ -62,7 +62,14 @@ local function open_wanted(name)
   if name == "cpu" then
     return open(C.LG_CPU)
   elseif name == "auto" then
-    return has_gpu() and open(0) or open(C.LG_CPU)
+    local ctx, message
+    if has_gpu() then
+      ctx, message = open(0)
+      if not ctx then
+        io.stderr:write(("liger: running on the CPU: %s\n"):format(message))
+      end
+    end
+    return ctx or open(C.LG_CPU)
   end
   local number = name == "cuda" and 0 or tonumber(name:match("^cuda:(%d+)$"))
   if not number then
@@ -107,8 +114,14 @@ end
 ---@param status integer  an lg_status
 function M.check(status)
   if status ~= 0 then
-    M.raise(ffi.string(C.lg_error(M.ctx)))
+    local message = ffi.string(C.lg_error(M.ctx))
+    M.raise(status == C.LG_ENOMEM and M.shortage(message) or message)
   end
+end
+
+--- The text of a C call that found no memory; memory.lua, which knows what lives, has a longer one.
+function M.shortage(message)
+  return message
 end
 
 --- Sets the number of CPU threads; 0 takes all cores.

@@ -91,10 +91,10 @@ local function asking_op()
   end
 end
 
---- The text of an allocation that failed: who asked, what lives, what would fit.
----@param bytes integer
----@return string
-function M.shortage(bytes)
+local ADVICE = "what would fit: fewer tokens at once (micro_tokens), a smaller cache "
+  .. "(cache_bytes), layers that are recomputed (model.checkpointing), or --dtype bf16"
+
+local function live_text()
   local sums, parts = M.by_owner(), {}
   for _, owner in ipairs({
     "weights", "gradients", "optimiser", "activations", "KV cache", "scratch",
@@ -103,10 +103,28 @@ function M.shortage(bytes)
       parts[#parts + 1] = ("%s %.1f"):format(owner, sums[owner] / MIB)
     end
   end
-  return ("out of memory: %s wanted %.1f MiB with %.1f MiB live (%s MiB); what would fit: fewer "
-    .. "tokens at once (micro_tokens, batch_size), gradient_checkpointing, or --dtype bf16"):format(
-    asking_op() or "a tensor", bytes / MIB, stats.live_bytes / MIB, table.concat(parts, ", ")
+  return ("%.1f MiB live (%s MiB)"):format(stats.live_bytes / MIB, table.concat(parts, ", "))
+end
+
+--- The text of an allocation that failed: who asked, what lives, what would fit.
+---@param bytes integer
+---@return string
+function M.shortage(bytes)
+  return ("out of memory: %s wanted %.1f MiB with %s; %s"):format(
+    asking_op() or "a tensor", bytes / MIB, live_text(), ADVICE
   )
+end
+
+-- An operator that found no room for its scratch: what lies parked here is given back, so that a
+-- smaller batch may fit after it.
+function lib.shortage(message)
+  local text = ("out of memory: %s: %s, with %s; %s"):format(
+    asking_op() or "the device", message, live_text(), ADVICE
+  )
+  if not recorded then
+    M.trim()
+  end
+  return text
 end
 
 -- The storage of a block, known to the open scope.
@@ -157,7 +175,7 @@ function M.alloc(bytes)
       M.trim()
     end
     block = C.lg_alloc(ctx, bytes)
-    if block == nil then
+    if block == nil and not recorded then
       M.trim()
       collect()
       block = C.lg_alloc(ctx, bytes)

@@ -171,6 +171,7 @@ function M.supervised(path, tokenizer, max_length, context, answers)
         ("%s: row has none of text, messages, prompt and completion"):format(where(path, row))
       )
     end
+    local cut = #prompt + #completion > max_length
     for i = #completion, math.max(max_length - #prompt, 0) + 1, -1 do
       completion[i] = nil
     end
@@ -183,7 +184,7 @@ function M.supervised(path, tokenizer, max_length, context, answers)
           0
         )
       end
-      samples[#samples + 1] = { ids = prompt, completion = completion, row = row }
+      samples[#samples + 1] = { ids = prompt, completion = completion, row = row, cut = cut }
     end
   end
   return samples

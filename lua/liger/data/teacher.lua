@@ -40,9 +40,12 @@ local function problem_of(ids, logprobs, vocab)
   end
 end
 
-local function check_row(where, row, length, vocab)
+-- A sample that was cut on the right takes the lists of the tokens it kept.
+local function check_row(where, row, sample, vocab)
+  local length = #sample.completion
   for _, name in ipairs({ "ids", "logprobs" }) do
-    if type(row[name]) ~= "table" or #row[name] ~= length then
+    if type(row[name]) ~= "table" or #row[name] < length
+      or (#row[name] > length and not sample.cut) then
       local got = type(row[name]) == "table" and #row[name] .. " lists" or type(row[name])
       error(
         ("%s: %s is %s, wanted a list for each of %d completion tokens"):format(
@@ -75,7 +78,7 @@ function M.load(path, samples, vocab)
     if not row then
       error(("%s: there is no line %d, which the data has"):format(path, line), 0)
     end
-    check_row(("%s:%d"):format(path, line), row, #s.completion, vocab)
+    check_row(("%s:%d"):format(path, line), row, s, vocab)
     s.teacher = row
   end
 end

@@ -1,8 +1,9 @@
 -- Batched generation over the paged cache. Prompts join when pages are free, their group shares the
 -- prompt's pages, sequences leave when they stop. The draw of a token depends on (seed, sequence
 -- number, position) alone, and every op treats rows alone, so a sequence is the same whoever shares
--- its batch, and its log-probabilities are those of a training forward: on the CPU bit for bit, on
--- CUDA to about 1e-7, since products of other numbers of rows use other tiles there.
+-- its batch, and its log-probabilities are those of a training forward: on the CPU bit for bit; on
+-- CUDA too where a product's algorithms for few and many rows agree (kernels/gemm.cuh), else to
+-- about 1e-7.
 local autograd = require("liger.autograd")
 local cache_module = require("liger.rollout.cache")
 local forward = require("liger.rollout.forward")
@@ -73,6 +74,12 @@ local function check_options(options)
     o.greedy, o.temperature = true, 1
   end
   return o
+end
+
+local function check_id(what, id)
+  if type(id) ~= "number" or id % 1 ~= 0 then
+    lib.raise(("generate: %s has %s, wanted whole numbers"):format(what, tostring(id)))
+  end
 end
 
 -- ---- one generation ----
@@ -257,11 +264,18 @@ function M.generate(model, prompts, options)
     next = 1,
   }, Generation)
   for _, id in ipairs(o.stop or model.stop_ids or {}) do
+    check_id("stop", id)
     self.stop[id] = true
   end
   local wanted, largest = 0, 0
   self.longest = 0
   for i, prompt in ipairs(prompts) do
+    if type(prompt) ~= "table" then
+      lib.raise(("generate: prompt %d is a %s, wanted a list of ids"):format(i, type(prompt)))
+    end
+    for _, id in ipairs(prompt) do
+      check_id(("prompt %d"):format(i), id)
+    end
     if #prompt == 0 then
       lib.raise(("generate: prompt %d is empty, wanted at least one token"):format(i))
     end

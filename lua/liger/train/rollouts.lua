@@ -82,10 +82,11 @@ function Rollouts:warm_up(learning_rate, accuracy)
   end
 end
 
---- The mean reward of the held-out rows, of two sampled completions each and of the greedy one.
+--- The mean reward of the held-out rows, of two completions each, sampled at temperature 1, and of
+--- the greedy one.
 ---@return string
 function Rollouts:evaluate()
-  local sampled = self:_mean({ group = 2 })
+  local sampled = self:_mean({ group = 2, temperature = 1 })
   return ("%s sampled, %s greedy"):format(sampled, self:_mean({ greedy = true }))
 end
 

@@ -97,6 +97,7 @@ local function write_config(run)
       recipe = command.recipe or "",
       command = command.text,
       version = in_program and sys.version or "unknown",
+      device = ffi.string(C.lg_context_describe(lib.ctx)),
       config = values,
     }) .. "\n"
   )
@@ -136,6 +137,13 @@ local function probe_save(config)
     local ok, message = files.probe_folder(folder)
     if not ok then
       options.usage_error("--save: " .. message)
+    end
+    local model = io.open(folder .. "/config.json", "rb")
+    if model then
+      model:close()
+      options.usage_error(
+        ("--save: %s holds a model already, wanted a new or an empty folder"):format(folder)
+      )
     end
   end
 end
@@ -417,7 +425,7 @@ end
 ---@param model liger.Decoder
 ---@param tokenizer? liger.Tokenizer
 function Run:save(model, tokenizer)
-  if self.config.save ~= "" then
+  if (self.config.save or "") ~= "" then
     require("liger.model").save(model, self.config.save, tokenizer)
   end
 end
