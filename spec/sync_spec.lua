@@ -77,7 +77,10 @@ describe("a recipe's step", function()
   end)
 
   -- On a GPU a head counts the rows that take part, and waits for their number.
-  local HEADS = { "linear_logprob", "linear_logprob_backward", "linear_cross_entropy" }
+  local HEADS = {
+    "linear_logprob", "linear_logprob_backward", "linear_cross_entropy", "linear_distill",
+    "linear_distill_topk",
+  }
 
   -- Adds to `outside` what the heads wait for; a function that ends it.
   local function leave_heads_out(add)

@@ -15,8 +15,9 @@
  *   op_backward          the gradient of op: `d` + a forward name is that tensor's gradient (incoming if const); every other
  *                        name is a forward value or attribute, so it is what must be saved
  *
- * Ops allocate nothing, wait for nothing and give the same bits for the same inputs. Rows are treated alone. Sums run in fp32
- * or better. Dtypes are f32, bf16 and f64 unless an op says otherwise.
+ * Ops allocate nothing, wait for nothing (but for the heads, linear_*, which on a device wait for the number of the rows that
+ * take part) and give the same bits for the same inputs. Rows are treated alone. Sums run in fp32 or better. Dtypes are f32,
+ * bf16 and f64 unless an op says otherwise.
  */
 #ifndef LIGER_OPS_H
 #define LIGER_OPS_H

@@ -1,7 +1,11 @@
 -- Rows of a JSONL file as prompts and as supervised samples, in TRL's formats.
 local jsonl = require("liger.data.jsonl")
-local lib = require("liger.ffi")
 local sampler = require("liger.data.sampler")
+
+-- What is wrong with the data is said without a line of Lua.
+local function fail(message)
+  error(message, 0)
+end
 
 local M = {}
 
@@ -63,7 +67,7 @@ local function check_type(path, row, name, ...)
     end
   end
   local wanted = table.concat({ ... }, " or "):gsub("table", "list of messages")
-  lib.raise(("%s: %s is a %s, wanted a %s"):format(where(path, row), name, got, wanted))
+  fail(("%s: %s is a %s, wanted a %s"):format(where(path, row), name, got, wanted))
 end
 
 --- Refuses a column that is not one of the types `...` ("string", "table": a list of messages), or
@@ -98,7 +102,7 @@ function M.completion_ids(tokenizer, path, row, name)
     local ids = {}
     for i, id in ipairs(row.ids) do
       if whole[i] ~= id then
-        lib.raise(
+        fail(
           (
             "%s: the chat template changes the prompt when the completion follows, from token %d on"
           ):format(where(path, row), i)
@@ -125,7 +129,7 @@ local function split_answer(path, row)
     prompt[i] = row.messages[i]
   end
   if answer.role ~= "assistant" or #prompt == 0 then
-    lib.raise(
+    fail(
       ("%s: messages end with a %s after %d others, wanted an answer of the assistant"):format(
         where(path, row), answer.role, #prompt
       )
@@ -167,7 +171,7 @@ function M.supervised(path, tokenizer, max_length, context, answers)
         completion[i - 1] = ids[i]
       end
     else
-      lib.raise(
+      fail(
         ("%s: row has none of text, messages, prompt and completion"):format(where(path, row))
       )
     end
@@ -198,7 +202,7 @@ end
 ---@return table[] held_out
 function M.split(rows, share, seed)
   if #rows < 2 then
-    lib.raise(("data: %d rows, wanted at least 2 to hold some out"):format(#rows))
+    fail(("data: %d rows, wanted at least 2 to hold some out"):format(#rows))
   end
   local shuffled, rest, held_out = sampler.shuffle(rows, seed), {}, {}
   local count = math.min(#rows - 1, math.max(1, math.floor(#rows * share)))
