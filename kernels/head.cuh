@@ -421,7 +421,7 @@ static inline char *head_place(lm_head &head, char *at, bool logits, bool dlogit
     return at;
 }
 
-/* One piece of scratch for all, since a second large one would take twice its size. */
+/* One piece of scratch for all: a second one would not fit beside it the first time. */
 static inline lg_status head_reserve(lm_head &head, bool logits, bool dlogits, bool sums = false) {
     void *scratch;
     const int64_t bytes = head_place(head, NULL, logits, dlogits, sums) - (char *)NULL;

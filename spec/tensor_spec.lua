@@ -306,6 +306,20 @@ describe("foreign memory", function()
     end)
   end)
 
+  it("takes new values for a tensor that was staged, which its views see", function()
+    local lib = require("liger.ffi")
+    staged(function(t)
+      local row = t:row(2)
+      lib.on_cpu = false
+      t:restage()
+      lib.on_cpu = true
+      t:data()[2] = 7
+      assert.same({ 3, 4 }, row:to_table())
+      t:upload()
+      assert.same({ 7, 4 }, row:to_table())
+    end)
+  end)
+
   it("forgets what the host knew at any write through the storage", function()
     local ops = require("liger.ops")
     local writes = {

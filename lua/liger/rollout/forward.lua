@@ -155,9 +155,9 @@ local function step(self, inputs, longest)
   return draw(self, logits(self, hidden), inputs.sequence, inputs.draw_position)
 end
 
--- The recorded step for these rows, its inputs filled in; nil where none is worth its making. It
--- takes a power of two of rows, and what is longest and widest of the whole generation.
-local function recorded_step(self, rows)
+-- The smallest recording that the rows fit in, or the rows that a new one is to have; neither where
+-- none is worth its making. A recording takes a power of two of rows.
+local function choose(self, rows)
   local B, left = LEAST_ROWS, 0
   while B < #rows do
     B = B * 2
@@ -165,36 +165,42 @@ local function recorded_step(self, rows)
   for _, row in ipairs(rows) do
     left = math.max(left, self.options.max_new - #row.result.ids)
   end
-  local found = self.recorded[B]
-  if not found and left < RECORDING_STEPS then
-    while B < self.most_rows and not found do
-      B = B * 2
-      found = self.recorded[B]
-    end
-    if not found then
-      return nil
+  if self.recorded[B] or left >= RECORDING_STEPS then
+    return self.recorded[B], B
+  end
+  while B < self.most_rows do
+    B = B * 2
+    if self.recorded[B] then
+      return self.recorded[B], B
     end
   end
+end
+
+-- The recorded step for these rows, its inputs filled in, or nil. It takes what is longest and
+-- widest of the whole generation.
+local function recorded_step(self, rows)
+  local found, B = choose(self, rows)
+  local widest = math.ceil(self.longest / PAGE)
   if found then
     for _, input in pairs(found.inputs) do
       input:restage()
     end
-    fill(found.inputs, rows, B, math.ceil(self.longest / PAGE))
+    fill(found.inputs, rows, B, widest)
     for _, input in pairs(found.inputs) do
       input:upload()
     end
-    return found.graph
+  elseif B then
+    found = { inputs = stage_inputs(B, widest) }
+    for _, input in pairs(found.inputs) do
+      input:keep()
+    end
+    fill(found.inputs, rows, B, widest)
+    found.graph = graph.new(function()
+      return step(self, found.inputs, self.longest)
+    end)
+    self.recorded[B], self.most_rows = found, math.max(self.most_rows, B)
   end
-  found = { inputs = stage_inputs(B, math.ceil(self.longest / PAGE)) }
-  for _, input in pairs(found.inputs) do
-    input:keep()
-  end
-  fill(found.inputs, rows, B, math.ceil(self.longest / PAGE))
-  found.graph = graph.new(function()
-    return step(self, found.inputs, self.longest)
-  end)
-  self.recorded[B], self.most_rows = found, math.max(self.most_rows, B)
-  return found.graph
+  return found and found.graph
 end
 
 --- One more token for every row.
