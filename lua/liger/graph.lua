@@ -38,8 +38,8 @@ end
 --- Records fn() and gives an object that does it again when called. fn reads and writes the same
 --- tensors every time (change their values, not which tensors they are), does not wait for the
 --- device or bring it values from the host, and what it returns stays where it is. An error in fn
---- leaves the recording open and Lua's collector stopped: who goes on after it calls memory.reset(),
---- as the prompt does.
+--- leaves the recording open and Lua's collector stopped: who goes on after it calls
+--- memory.reset(), as the prompt does.
 ---@param fn function
 ---@return liger.Graph
 function M.new(fn)
