@@ -1,11 +1,13 @@
-/* AdamW on bf16 weights and moments, rounded stochastically. A thread owns 4 neighbouring elements:
- * it reads g in 16 bytes, reads and writes p, m and v once in 8 bytes each, and makes the two
- * Philox blocks that hold the elements' words.
+/* AdamW on bf16 weights and moments, rounded stochastically. A thread owns 8 neighbouring elements:
+ * it reads g, reads and writes p, m and v once, in 16 bytes each, and makes the four Philox blocks
+ * that hold the elements' words.
  */
 #include "adamw.cuh"
 #include "philox.cuh"
 #include "op/adamw.h"
 #include "op/adamw_stochastic.h"
+
+enum { STOCHASTIC_ELEMENTS = 8 /* a thread */ };
 
 /* Up in magnitude with probability (what 16 bits lack) / 2^16. `random` is below 2^16. A NaN that
  * arithmetic gave stays one when it is cut. */
@@ -17,23 +19,28 @@ __device__ __forceinline__ bf16 round_with(float x, uint32_t random) {
 static __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_stochastic_step(const float *g, bf16 *p, bf16 *m, bf16 *v, int64_t n, adamw_rates r,
                           uint64_t seed, uint64_t stream, bool aligned) {
-    constexpr int N = ADAMW_ELEMENTS;
+    constexpr int N = STOCHASTIC_ELEMENTS;
     const int64_t i = ((int64_t)blockIdx.x * ADAMW_THREADS + threadIdx.x) * N;
     if (i >= n) return;
-    const vec<float, N> gs = load_part<N>(g + i, n - i, aligned, 0.0f);
+    vec<float, 4> gs[N / 4];
+#pragma unroll
+    for (int j = 0; j < N; j += 4) gs[j / 4] = load_part<4>(g + i + j, n - i - j, aligned, 0.0f);
     vec<bf16, N> ps = load_part<N>(p + i, n - i, aligned, bf16());
     vec<bf16, N> ms = load_part<N>(m + i, n - i, aligned, bf16());
     vec<bf16, N> vs = load_part<N>(v + i, n - i, aligned, bf16());
-    const uint4 a = random_words(seed, stream, (uint64_t)i / 2),
-                b = random_words(seed, stream, (uint64_t)i / 2 + 1);
-    const uint32_t word[2 * N] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        float mj = to_float(ms[j]), vj = to_float(vs[j]);
-        const float pj = adamw_element(gs[j], to_float(ps[j]), &mj, &vj, r);
-        ps[j] = round_with(pj, word[2 * j] & 0xffff);
-        ms[j] = round_with(mj, word[2 * j] >> 16);
-        vs[j] = round_with(vj, word[2 * j + 1] & 0xffff);
+    for (int j = 0; j < N; j += 2) {
+        const uint4 words = random_words(seed, stream, (uint64_t)(i + j) / 2);
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int l = 0; l < 2; l++) {
+            const int k = j + l;
+            float mk = to_float(ms[k]), vk = to_float(vs[k]);
+            const float pk = adamw_element(gs[k / 4][k % 4], to_float(ps[k]), &mk, &vk, r);
+            ps[k] = round_with(pk, word[2 * l] & 0xffff);
+            ms[k] = round_with(mk, word[2 * l] >> 16);
+            vs[k] = round_with(vk, word[2 * l + 1] & 0xffff);
+        }
     }
     store_part<N>(p + i, ps, n - i, aligned);
     store_part<N>(m + i, ms, n - i, aligned);
@@ -55,7 +62,7 @@ extern "C" lg_status cuda_adamw_stochastic(lg_context *ctx, const lg_tensor *g, 
     if (n == 0) return LG_OK;
     const bool aligned = can_vectorise<float>(g->data, 0) && can_vectorise<bf16>(p->data, 0) &&
                          can_vectorise<bf16>(m->data, 0) && can_vectorise<bf16>(v->data, 0);
-    adamw_stochastic_step<<<blocks_for(n, ADAMW_THREADS * ADAMW_ELEMENTS, INT32_MAX), ADAMW_THREADS,
+    adamw_stochastic_step<<<blocks_for(n, ADAMW_THREADS * STOCHASTIC_ELEMENTS, INT32_MAX), ADAMW_THREADS,
                             0, cuda_stream(ctx)>>>((const float *)g->data, (bf16 *)p->data,
                                                    (bf16 *)m->data, (bf16 *)v->data, n, r,
                                                    (uint64_t)seed, (uint64_t)stream, aligned);

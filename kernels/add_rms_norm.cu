@@ -41,16 +41,18 @@ extern "C" lg_status cuda_add_rms_norm_backward(lg_context *ctx, const lg_tensor
         a.dy = (const T *)dy->data, a.ds = (const T *)ds->data, a.x = (const T *)s->data;
         a.w = (const T *)(w ? w->data : NULL), a.rstd = (const float *)rstd->data;
         a.dx = (T *)(written ? written->data : NULL), a.offset = (float)offset;
+        a.dx_too = (T *)(dx && dresidual ? dresidual->data : NULL);
         a.x_rows = a.dx_rows = rows_of(s);
         a.N = tensor_rows(s), a.C = tensor_cols(s);
         a.vector = rows_vectorise<T>(dy) && rows_vectorise<T>(ds) && rows_vectorise<T>(s) &&
-                   rows_vectorise<T>(w) && rows_vectorise<T>(written);
+                   rows_vectorise<T>(w) && rows_vectorise<T>(written) &&
+                   rows_vectorise<T>(dresidual);
         if (offset == 0 || !w) return launch_norm_backward<NORM_ADD>(ctx, op, a, dw, NULL);
         return launch_norm_backward<NORM_ADD + NORM_OFFSET>(ctx, op, a, dw, NULL);
     };
     LG_TRY(ds ? dispatch_norm(ctx, op, s->dtype, launch)
               : cuda_rms_norm_backward(ctx, dy, s, w, rstd, offset, written, dw));
-    if (!dx || !dresidual) return LG_OK;
+    if (ds || !dx || !dresidual) return LG_OK;
     const size_t bytes = (size_t)(tensor_numel(dx) * lg_dtype_bytes(dx->dtype));
     return cuda_check(ctx, op,
                       cudaMemcpyAsync(dresidual->data, dx->data, bytes, cudaMemcpyDeviceToDevice,

@@ -30,7 +30,7 @@ static __global__ void __launch_bounds__(LOGITS_THREADS)
     const T *row = logits.row(n);
     float sum_cz = 0;
     const head_stats s =
-        logits_reduce<false>(row, V, logits.vector, finish, &room, [&](int64_t v, float z) {
+        logits_reduce<false, true>(row, V, logits.vector, finish, &room, [&](int64_t v, float z) {
             if (!Smooth) return;
             const float c = terms.of(v);
             if (c != 0) sum_cz = fmaf(c, z, sum_cz); /* without weight even -inf takes no part */

@@ -1,7 +1,7 @@
 /* The losses between two matrices of logits, ce_tvd, tvd, jsd and cosine: launches of the kernels
  * of divergence.cuh. The state of a row, 16 bytes, is all that is kept for the backward.
  */
-#include "divergence.cuh"
+#include "divergence_stream.cuh"
 #include "op/ce_tvd.h"
 #include "op/cosine.h"
 #include "op/jsd.h"
@@ -32,6 +32,54 @@ static pair_args<T, T, head_plain> pair_args_of(const pair &p) {
     return a;
 }
 
+enum { COSINE_THREADS = 512 };
+
+/* The angle between rows: a block owns a row pair and reads both once. */
+template <class T>
+static __global__ void __launch_bounds__(COSINE_THREADS)
+    cosine_fwd(const __grid_constant__ pair_args<T, T, head_plain> a) {
+    constexpr int W = piece<T>::N, STEP = 4;
+    constexpr int64_t STRIDE = COSINE_THREADS * W;
+    __shared__ head_room_of<pair_sums> room;
+    const int64_t n = blockIdx.x;
+    const bool kept = pair_is_kept(a, n, false);
+    const T *s = a.student + a.student_rows.offset(n), *t = a.teacher + a.teacher_rows.offset(n);
+    pair_sums sums = pair_sums::none();
+    for (int64_t v = threadIdx.x * W; kept && v < a.V; v += STEP * STRIDE) {
+        piece<T> x[STEP], y[STEP];
+#pragma unroll
+        for (int u = 0; u < STEP; u++) {
+            x[u] = load_piece(s + v + u * STRIDE, a.V - v - u * STRIDE, a.vector);
+            y[u] = load_piece(t + v + u * STRIDE, a.V - v - u * STRIDE, a.vector);
+        }
+#pragma unroll
+        for (int u = 0; u < STEP; u++)
+#pragma unroll
+            for (int e = 0; e < W; e++)
+                pair_add<PAIR_COSINE>(sums, x[u][e], y[u][e], a.scale, {}, 0);
+    }
+    sums = head_merge(sums, &room);
+    if (threadIdx.x > 0) return;
+    pair_state st = {0, 0, 0, 0};
+    const float loss = kept ? pair_finish<PAIR_COSINE>(sums, 0, st) : 0;
+    a.soft[n] = loss;
+    a.state[n] = st;
+}
+
+/* Rows of 16 bits are streamed where the chip has clusters for them. */
+template <int Kind, class T>
+static lg_status pair_launch_forward(const pair &p, const pair_args<T, T, head_plain> &a) {
+    if constexpr (Kind == PAIR_COSINE) {
+        cosine_fwd<<<(unsigned)a.N, COSINE_THREADS, 0, cuda_stream(p.ctx)>>>(a);
+        return cuda_launched(p.ctx, p.op);
+    } else {
+        bool done = false;
+        if constexpr (sizeof(T) == 2)
+            LG_TRY((stream_launch_rows<Kind, T>(p.ctx, p.op, &done, a)));
+        return done ? LG_OK : pair_launch_rows<Kind>(p.ctx, p.op, a.N, a);
+    }
+}
+
 static lg_status pair_forward(const pair &p, lg_tensor *hard, lg_tensor *soft, lg_tensor *saved) {
     LG_TRY(pair_check(p.ctx, p.op, p.divergence, p.beta, p.temperature));
     return pair_with_type(p.ctx, p.op, p.student->dtype, [&](auto t) {
@@ -45,7 +93,7 @@ static lg_status pair_forward(const pair &p, lg_tensor *hard, lg_tensor *soft, l
         a.soft = (float *)soft->data;
         a.state = (pair_state *)saved->data;
         return pair_with_kind(p.divergence, p.beta, [&](auto kind) {
-            return pair_launch_rows<kind.value>(p.ctx, p.op, a.N, a);
+            return pair_launch_forward<kind.value, T>(p, a);
         });
     });
 }

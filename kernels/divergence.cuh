@@ -70,7 +70,7 @@ __device__ __forceinline__ void pair_load(const T *z, int64_t v, int64_t end, bo
     }
 }
 
-static constexpr float PAIR_LOG2_E = 1.4426950408889634f;
+static constexpr float PAIR_LOG2_E = 1.4426950408889634f, PAIR_LN_2 = 0.6931471805599453f;
 
 __device__ __forceinline__ float pair_exp2(float x) {
     float y;
@@ -78,11 +78,10 @@ __device__ __forceinline__ float pair_exp2(float x) {
     return y;
 }
 
-/* Slices start at multiples of 8 elements: 16 bytes or more. */
-__device__ __forceinline__ head_slice pair_slice_of(int64_t V) {
-    const int64_t slices = head_num_slices(), size = (V + 8 * slices - 1) / (8 * slices) * 8;
-    const int64_t begin = head_slice_index() * size, end = begin + size;
-    return {begin < V ? begin : V, end < V ? end : V};
+__device__ __forceinline__ float pair_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* A slice to shared memory, each thread what it will read itself. */
@@ -201,6 +200,28 @@ __device__ __forceinline__ float2 pair_log_ratios(float d, float beta) {
     const float of_more = pair_log_share(d > 0 ? 1 - beta : beta, away), of_less = of_more - away;
     return d > 0 ? make_float2(of_less, of_more) : make_float2(of_more, of_less);
 }
+
+/* The mixture m at an element of 16-bit rows, given d = log2(q / p): r is the smaller of p and q over
+ * the larger, g is m over the larger. Logarithms are right to 3e-7, and exactly 0 where d is 0. */
+struct pair_mix {
+    float away, share, r, g, l;
+    bool below; /* p < q */
+
+    __device__ __forceinline__ pair_mix(float d, float beta) {
+        below = d > 0;
+        away = fminf(fabsf(d), 300.0f); /* a NaN is two zeros, and counts nothing */
+        share = below ? 1 - beta : beta;
+        r = pair_exp2(-away);
+        g = fmaf(share, r - 1, 1);
+        l = pair_log2(g);
+    }
+    /* (1 - beta) p log2(p / m) + beta q log2(q / m), given the larger of p and q. */
+    __device__ __forceinline__ float loss(float larger) const {
+        return -larger * fmaf(l, g, share * r * away);
+    }
+    /* log2(p / m) */
+    __device__ __forceinline__ float log2_ratio() const { return below ? -(away + l) : -l; }
+};
 
 /* Sums over a row; what they are depends on the kind. */
 struct pair_sums {
@@ -323,7 +344,7 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
         if (a.state) a.state[n] = {0, 0, 0, 0};
         return;
     }
-    const head_slice slice = pair_slice_of(a.V);
+    const head_slice slice = head_slice_of(a.V, 8);
     const T *s = a.student + a.student_rows.offset(i), *t = a.teacher + a.teacher_rows.offset(i);
     const T *row_s = s;
     bool vector = a.vector;
@@ -394,42 +415,100 @@ __host__ __device__ __forceinline__ int64_t pair_bwd_blocks(int64_t columns) {
     return (columns + Block - 1) / Block;
 }
 
+/* The gradient of a row's elements, with all that does not depend on them done. x' = x scale
+ * log2(e); `more` and `less` are p's factors where p > q and p < q, or s's and t's in cosine. */
+template <int Kind, class T>
+struct pair_gradient {
+    float scale, scale2, student, teacher, teacher_less, even, more, less, soft, pair, beta, hard, hard2;
+    bool cool; /* the hard loss has a temperature of its own */
+
+    __device__ __forceinline__ pair_gradient(pair_state st, float scale_, float weight_hard,
+                                             float weight_soft, float beta_)
+        : scale(scale_), scale2(scale * PAIR_LOG2_E), student(st.student * PAIR_LOG2_E),
+          teacher(st.teacher * PAIR_LOG2_E), teacher_less(st.teacher - st.student), soft(weight_soft * scale), pair(st.pair),
+          beta(beta_), hard(weight_hard), hard2(st.hard * PAIR_LOG2_E),
+          cool(weight_hard != 0 && scale != 1) {
+        even = cool ? 0 : hard, more = less = 0;
+        if constexpr (Kind == PAIR_TVD) {
+            even -= soft * pair / 2;
+            more = even + soft / 2, less = even - soft / 2;
+        }
+        if constexpr (Kind == PAIR_COSINE) {
+            const float norm = fmaxf(st.student, PAIR_LEAST_NORM);
+            /* A norm that is held at its least is a constant. */
+            more = st.student >= PAIR_LEAST_NORM ? soft * scale * pair / norm / norm : 0;
+            less = soft * scale / fmaxf(st.teacher, PAIR_LEAST_NORM) / norm;
+        }
+    }
+    __device__ __forceinline__ float operator()(float x, float y) const {
+        if constexpr (Kind == PAIR_COSINE)
+            return x == -INFINITY || y == -INFINITY ? 0 : fmaf(x, more, -(y * less));
+        const float a = fmaf(x, scale2, -student), b = fmaf(y, scale2, -teacher);
+        const float p = pair_exp2(a), more_of_p = fmaf(x - y, scale, teacher_less);
+        float g = 0;
+        if constexpr (Kind == PAIR_TVD) 
+            g = p * (more_of_p > 0 ? more : more_of_p < 0 ? less : even);
+        if constexpr (Kind == PAIR_FORWARD) g = fmaf(even + soft, p, -(soft * pair_exp2(b)));
+        if constexpr (Kind == PAIR_REVERSE)
+            g = p > 0 ? p * fmaf(soft, fmaf(a - b, PAIR_LN_2, -pair), even) : 0;
+        if constexpr (Kind == PAIR_JSD) {
+            const float ratio = sizeof(T) == 2 ? pair_mix(b - a, beta).log2_ratio() * PAIR_LN_2
+                                               : pair_log_ratios((b - a) * PAIR_LN_2, beta).x;
+            g = p > 0 ? p * fmaf(soft * (1 - beta), ratio - pair, even) : 0;
+        }
+        return cool ? fmaf(hard, pair_exp2(fmaf(x, PAIR_LOG2_E, -hard2)), g) : g;
+    }
+};
+
 /* weight_hard and weight_soft are the gradients from above. */
 template <int Kind, class T>
 static __global__ void __launch_bounds__(PAIR_BWD_THREADS)
     divergence_bwd(const __grid_constant__ pair_args<T, T, head_plain> a) {
-    constexpr int W = 16 / sizeof(T);
+    constexpr int W = piece<T>::N;
     const int64_t blocks = pair_bwd_blocks<T>(a.columns);
     const int64_t n = blockIdx.x / blocks, block = blockIdx.x % blocks;
     const int64_t v0 = (block * (PAIR_BWD_THREADS * PAIR_BWD_ITEMS) + threadIdx.x) * W;
     const float hard = a.weight_hard ? a.weight_hard[n] : 0,
                 soft = a.weight_soft ? a.weight_soft[n] : 0;
+    const pair_state st = a.state[n];
     const bool active = pair_is_kept(a, n, hard != 0) && (hard != 0 || soft != 0);
     T *to = a.gradient + a.gradient_rows.offset(n);
     if (!active) {
-        const vec<T, W> zeros = {};
 #pragma unroll
         for (int k = 0; k < PAIR_BWD_ITEMS; k++) {
             const int64_t v = v0 + k * PAIR_BWD_THREADS * W;
-            store_part<W>(to + v, zeros, a.columns - v, a.gradient_vector);
+            store_piece(to + v, piece<T>{}, a.columns - v, a.gradient_vector);
         }
         return;
     }
     const T *s = a.student + a.student_rows.offset(n), *t = a.teacher + a.teacher_rows.offset(n);
-    const pair_state st = a.state[n];
-    const int32_t target = hard != 0 ? a.target[n] : -1;
-    float x[PAIR_BWD_ITEMS][W], y[PAIR_BWD_ITEMS][W];
+    piece<T> x[PAIR_BWD_ITEMS], y[PAIR_BWD_ITEMS];
 #pragma unroll
     for (int k = 0; k < PAIR_BWD_ITEMS; k++) {
         const int64_t v = v0 + k * PAIR_BWD_THREADS * W;
-        pair_load(s, v, a.V, a.vector, a.finish, x[k]);
-        pair_load(t, v, a.V, a.vector, a.teacher_finish, y[k]);
+        x[k] = load_piece(s + v, a.V - v, a.vector);
+        y[k] = load_piece(t + v, a.V - v, a.vector);
     }
-    /* Past V both rows are -inf, and the gradient 0. */
+    const int64_t target = hard != 0 ? a.target[n] : -1;
+    const pair_gradient<Kind, T> gradient(st, a.scale, hard, soft, a.beta);
 #pragma unroll
-    for (int k = 0; k < PAIR_BWD_ITEMS; k++)
-        pair_store_gradient<Kind>(x[k], y[k], v0 + k * PAIR_BWD_THREADS * W, a.columns, st, hard,
-                                  soft, target, a, to);
+    for (int k = 0; k < PAIR_BWD_ITEMS; k++) {
+        const int64_t v = v0 + k * PAIR_BWD_THREADS * W;
+        float out[W];
+#pragma unroll
+        for (int e = 0; e < W; e++) out[e] = gradient(x[k][e], y[k][e]);
+        if (target >= v && target < v + W) {
+#pragma unroll
+            for (int e = 0; e < W; e++)
+                if (v + e == target) out[e] -= hard;
+        }
+        if (v + W > a.V) { /* the student's columns beyond the teacher's have none */
+#pragma unroll
+            for (int e = 0; e < W; e++)
+                if (v + e >= a.V) out[e] = 0;
+        }
+        store_piece(to + v, pack_piece<T>(out), a.columns - v, a.gradient_vector);
+    }
 }
 
 /* ---- the host's side ---- */
@@ -485,7 +564,7 @@ static lg_status pair_launch_rows(lg_context *ctx, const char *op, int64_t n,
     LG_TRY(cuda_check(
         ctx, op,
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)));
-    return head_launch_rows(ctx, op, args.V, n, (size_t)bytes, kernel, args);
+    return head_launch_rows(ctx, op, head_launch_of(args.V), n, (size_t)bytes, kernel, args);
 }
 
 #endif

@@ -11,12 +11,14 @@
 #include "op/tvd_prob.h"
 
 enum { GIVEN_JSD = 0, GIVEN_REVERSE, GIVEN_KL, GIVEN_KL_PROB, GIVEN_TVD };
-enum { GIVEN_THREADS = 512 };
+enum { GIVEN_THREADS = 512, GIVEN_STEP = 2 /* pieces of each row a thread at a time */ };
 static constexpr float LEAST_PROBABILITY = 1e-10f;
 
-/* An element's part of the loss, and the derivative of that. */
-template <int Kind>
+/* An element's part of the loss, and the derivative of that. Numbers of 16 bits take the fast
+ * logarithms. */
+template <int Kind, class T>
 __device__ __forceinline__ float given_element(float s, float t, float beta, float &derivative) {
+    constexpr bool FAST = sizeof(T) == 2;
     derivative = 0;
     if constexpr (Kind == GIVEN_TVD) {
         derivative = s > t ? 0.5f : s < t ? -0.5f : 0;
@@ -24,13 +26,21 @@ __device__ __forceinline__ float given_element(float s, float t, float beta, flo
     } else if constexpr (Kind == GIVEN_KL || Kind == GIVEN_KL_PROB) {
         const float q = Kind == GIVEN_KL_PROB ? t : head_exp(t);
         derivative = -q;
-        if (!(q > 0)) return 0;
-        return q * ((Kind == GIVEN_KL_PROB ? logf(fmaxf(q, LEAST_PROBABILITY)) : t) - s);
+        if (Kind == GIVEN_KL_PROB) {
+            const float least = fmaxf(q, LEAST_PROBABILITY);
+            t = FAST ? pair_log2(least) * PAIR_LN_2 : logf(least);
+        }
+        return q > 0 ? q * (t - s) : 0;
     } else if constexpr (Kind == GIVEN_REVERSE) {
         const float p = head_exp(s);
         if (p == 0) return 0;
         derivative = p * (s - t + 1);
         return p * (s - t);
+    } else if constexpr (FAST) {
+        const pair_mix mix((t - s) * PAIR_LOG2_E, beta);
+        const float p = head_exp(s);
+        derivative = p > 0 ? (1 - beta) * p * (mix.log2_ratio() * PAIR_LN_2) : 0;
+        return mix.loss(head_exp(fmaxf(s, t))) * PAIR_LN_2;
     } else {
         const float p = head_exp(s), q = head_exp(t);
         if (p == 0 && q == 0) return 0;
@@ -43,19 +53,32 @@ __device__ __forceinline__ float given_element(float s, float t, float beta, flo
 template <int Kind, class T>
 static __global__ void __launch_bounds__(GIVEN_THREADS)
     given_divergence_fwd(const __grid_constant__ pair_args<T, T, head_plain> a) {
-    constexpr int W = 16 / sizeof(T);
+    constexpr int W = piece<T>::N;
+    constexpr int64_t STRIDE = GIVEN_THREADS * W;
     const int64_t n = blockIdx.x;
     const T *s = a.student + a.student_rows.offset(n), *t = a.teacher + a.teacher_rows.offset(n);
-    const bool kept = pair_is_kept(a, n, false);
+    const int64_t V = pair_is_kept(a, n, false) ? a.V : 0;
     float sum = 0, derivative;
-#pragma unroll 2
-    for (int64_t v = threadIdx.x * W; kept && v < a.V; v += GIVEN_THREADS * W) {
-        float x[W], y[W];
-        pair_load(s, v, a.V, a.vector, a.finish, x);
-        pair_load(t, v, a.V, a.vector, a.finish, y);
+    int64_t v = threadIdx.x * W;
+    for (; v + (GIVEN_STEP - 1) * STRIDE + W <= V; v += GIVEN_STEP * STRIDE) {
+        piece<T> x[GIVEN_STEP], y[GIVEN_STEP];
+#pragma unroll
+        for (int u = 0; u < GIVEN_STEP; u++) {
+            x[u] = load_piece(s + v + u * STRIDE, W, a.vector);
+            y[u] = load_piece(t + v + u * STRIDE, W, a.vector);
+        }
+#pragma unroll
+        for (int u = 0; u < GIVEN_STEP; u++)
+#pragma unroll
+            for (int e = 0; e < W; e++)
+                sum += given_element<Kind, T>(x[u][e], y[u][e], a.beta, derivative);
+    }
+    for (; v < V; v += STRIDE) {
+        const piece<T> x = load_piece(s + v, V - v, a.vector),
+                       y = load_piece(t + v, V - v, a.vector);
 #pragma unroll
         for (int e = 0; e < W; e++)
-            if (v + e < a.V) sum += given_element<Kind>(x[e], y[e], a.beta, derivative);
+            if (v + e < V) sum += given_element<Kind, T>(x[e], y[e], a.beta, derivative);
     }
     sum = block_reduce(sum, Sum(), 0);
     if (threadIdx.x == 0) a.soft[n] = sum;
@@ -64,29 +87,34 @@ static __global__ void __launch_bounds__(GIVEN_THREADS)
 template <int Kind, class T>
 static __global__ void __launch_bounds__(PAIR_BWD_THREADS)
     given_divergence_bwd(const __grid_constant__ pair_args<T, T, head_plain> a) {
-    constexpr int W = 16 / sizeof(T);
+    constexpr int W = piece<T>::N;
     const int64_t blocks = pair_bwd_blocks<T>(a.V);
     const int64_t n = blockIdx.x / blocks, block = blockIdx.x % blocks;
     const int64_t v0 = (block * (PAIR_BWD_THREADS * PAIR_BWD_ITEMS) + threadIdx.x) * W;
-    const float d = pair_is_kept(a, n, false) ? a.weight_soft[n] : 0;
+    const float weight = a.weight_soft[n], d = pair_is_kept(a, n, false) ? weight : 0;
     const T *s = a.student + a.student_rows.offset(n), *t = a.teacher + a.teacher_rows.offset(n);
     T *to = a.gradient + a.gradient_rows.offset(n);
+    piece<T> x[PAIR_BWD_ITEMS] = {}, y[PAIR_BWD_ITEMS] = {};
 #pragma unroll
     for (int k = 0; k < PAIR_BWD_ITEMS; k++) {
         const int64_t v = v0 + k * PAIR_BWD_THREADS * W;
-        vec<T, W> out = {};
+        if (d == 0) continue;
+        x[k] = load_piece(s + v, a.V - v, a.vector);
+        y[k] = load_piece(t + v, a.V - v, a.vector);
+    }
+#pragma unroll
+    for (int k = 0; k < PAIR_BWD_ITEMS; k++) {
+        const int64_t v = v0 + k * PAIR_BWD_THREADS * W;
+        float out[W] = {};
         if (d != 0) {
-            float x[W], y[W];
-            pair_load(s, v, a.V, a.vector, a.finish, x);
-            pair_load(t, v, a.V, a.vector, a.finish, y);
 #pragma unroll
             for (int e = 0; e < W; e++) {
                 float derivative;
-                given_element<Kind>(x[e], y[e], a.beta, derivative);
-                out[e] = from_float<T>(d * derivative);
+                given_element<Kind, T>(x[k][e], y[k][e], a.beta, derivative);
+                out[e] = d * derivative;
             }
         }
-        store_part<W>(to + v, out, a.V - v, a.gradient_vector);
+        store_piece(to + v, pack_piece<T>(out), a.V - v, a.gradient_vector);
     }
 }
 

@@ -198,8 +198,9 @@ __device__ __forceinline__ int head_slice_index() {
 #endif
 }
 
-__device__ __forceinline__ head_slice head_slice_of(int64_t V) {
-    const int64_t size = (V + 4 * head_num_slices() - 1) / (4 * head_num_slices()) * 4;
+/* Slices start at multiples of `unit` elements: 16 bytes or more. */
+__device__ __forceinline__ head_slice head_slice_of(int64_t V, int unit = 4) {
+    const int64_t units = (int64_t)unit * head_num_slices(), size = (V + units - 1) / units * unit;
     const int64_t begin = head_slice_index() * size, end = begin + size;
     return {begin < V ? begin : V, end < V ? end : V};
 }
@@ -233,27 +234,31 @@ __device__ __forceinline__ void head_leave() {
 #endif
 }
 
-/* How a row of V is reduced: blocks and threads of the cluster. A slice has up to 64 Ki elements
- * of up to 512 threads, a function of V alone on a chip with clusters. */
+/* How a row is reduced: blocks and threads of the cluster. */
 struct head_launch {
     int slices, threads;
 };
 
-static inline head_launch head_launch_of(int64_t V) {
+static inline bool head_has_clusters() {
     int device = 0, major = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+
+/* A slice has up to 64 Ki elements of up to 512 threads, a function of V alone on a chip with
+ * clusters. */
+static inline head_launch head_launch_of(int64_t V) {
     if (V <= 2048) return {1, 128};
     if (V <= 16384) return {1, 256};
-    if (major < 9) return {1, 512};
+    if (!head_has_clusters()) return {1, 512};
     return {V <= 32768 ? 2 : V <= 65536 ? 4 : 8, 512};
 }
 
 /* Launches a kernel with a cluster of blocks for each of n rows. */
 template <class... Formal, class... Actual>
-static lg_status head_launch_rows(lg_context *ctx, const char *op, int64_t V, int64_t n,
+static lg_status head_launch_rows(lg_context *ctx, const char *op, head_launch shape, int64_t n,
                                   size_t shared_bytes, void (*kernel)(Formal...), Actual... args) {
-    const head_launch shape = head_launch_of(V);
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = (unsigned)shape.slices;

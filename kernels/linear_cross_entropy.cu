@@ -129,7 +129,7 @@ static lg_status launch_rows(const lm_head &head, int64_t n, bool gradient, cons
         LG_TRY(cuda_check(
             head.ctx, head.op,
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)));
-        return head_launch_rows(head.ctx, head.op, head.V, n, bytes, kernel,
+        return head_launch_rows(head.ctx, head.op, head_launch_of(head.V), n, bytes, kernel,
                                 (const float *)head.logits, head.logits_ld, head.V, bytes > 0,
                                 finish, o, row, target, out, (T *)head.dlogits, head.dlogits_ld);
     });

@@ -104,7 +104,7 @@ extern "C" lg_status cuda_linear_logprob(lg_context *ctx, const lg_tensor *x, co
             LG_TRY(head_logits(head, x_rows, n, rows, ld));
             return head_with_finish(head, [&](auto finish) {
                 return head_launch_rows(
-                    ctx, op, head.V, n, 0, linear_logprob_fwd<decltype(finish)>, rows, ld, head.V,
+                    ctx, op, head_launch_of(head.V), n, 0, linear_logprob_fwd<decltype(finish)>, rows, ld, head.V,
                     can_vectorise<float>(rows, ld), z != NULL && finish.changes, finish,
                     (const int32_t *)(head.row + i0), (const int32_t *)target->data,
                     (float *)logp->data, (float *)lse->data,

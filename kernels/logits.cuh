@@ -40,7 +40,7 @@ static logits_rows<T> logits_rows_of(const lg_tensor *t) {
 
 /* Threads of a block: short rows have few pieces. */
 static inline int logits_threads(int64_t V) {
-    return V <= 2048 ? LOGITS_THREADS / 2 : LOGITS_THREADS;
+    return V <= 40000 ? LOGITS_THREADS / 2 : LOGITS_THREADS;
 }
 
 /* ---- forward ---- */
@@ -60,8 +60,19 @@ __device__ __forceinline__ void logits_load_step(const T *x, int64_t v, int64_t 
     }
 }
 
+/* Asks for the pieces of the first step. */
+template <class T>
+__device__ __forceinline__ void logits_prefetch(const T *x, int64_t V) {
+    const int64_t stride = (int64_t)blockDim.x * piece<T>::N;
+#pragma unroll
+    for (int u = 0; u < LOGITS_STEP; u++) {
+        const int64_t v = threadIdx.x * piece<T>::N + u * stride;
+        if (v < V) asm volatile("prefetch.global.L2 [%0];" ::"l"(x + v));
+    }
+}
+
 /* Adds a step to the statistics; `each(v, z)` sees its logits too. */
-template <bool Entropy, bool Whole, class T, class Finish, class Each>
+template <bool Entropy, bool Argmax, bool Whole, class T, class Finish, class Each>
 __device__ __forceinline__ void logits_reduce_step(head_stats &s, const T *x, int64_t v,
                                                    int64_t stride, int64_t V, bool vector,
                                                    Finish finish, Each each) {
@@ -79,6 +90,7 @@ __device__ __forceinline__ void logits_reduce_step(head_stats &s, const T *x, in
     }
     if (max > s.max) {
         s.rise(max);
+        if (Argmax)
 #pragma unroll
         for (int i = ITEMS - 1; i >= 0; i--)
             if (z[i] == max) s.argmax = (int)(v + (i / W) * stride + i % W);
@@ -92,7 +104,7 @@ __device__ __forceinline__ void logits_reduce_step(head_stats &s, const T *x, in
 }
 
 /* The statistics of the block's row, for all its threads. */
-template <bool Entropy, class T, class Finish, class Each>
+template <bool Entropy, bool Argmax, class T, class Finish, class Each>
 __device__ __forceinline__ head_stats logits_reduce(const T *x, int64_t V, bool vector,
                                                     Finish finish, head_room *room, Each each) {
     constexpr int W = piece<T>::N;
@@ -100,8 +112,8 @@ __device__ __forceinline__ head_stats logits_reduce(const T *x, int64_t V, bool 
     head_stats s = head_stats::none();
     int64_t v = threadIdx.x * W;
     for (; v + (LOGITS_STEP - 1) * stride + W <= V; v += LOGITS_STEP * stride)
-        logits_reduce_step<Entropy, true>(s, x, v, stride, V, vector, finish, each);
-    if (v < V) logits_reduce_step<Entropy, false>(s, x, v, stride, V, vector, finish, each);
+        logits_reduce_step<Entropy, Argmax, true>(s, x, v, stride, V, vector, finish, each);
+    if (v < V) logits_reduce_step<Entropy, Argmax, false>(s, x, v, stride, V, vector, finish, each);
     return head_merge(s, room);
 }
 

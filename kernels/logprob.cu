@@ -30,16 +30,23 @@ static __global__ void __launch_bounds__(LOGITS_THREADS)
     __shared__ head_room room;
     const int64_t n = blockIdx.x;
     const row_targets targets = {target + n * K, K, ignore};
-    const bool some = targets.any();
     const T *row = logits.row(n);
+    logits_prefetch(row, V); /* while the targets arrive */
+    const bool some = targets.any();
+    float chosen = 0; /* this thread's first target's logit, on its way */
+    if (threadIdx.x < K) {
+        const int32_t t = targets.id[threadIdx.x];
+        if (t != ignore && t >= 0 && t < V) chosen = to_float(row[t]);
+    }
     head_stats s = head_stats::none();
-    if (some) s = logits_reduce<true>(row, V, logits.vector, finish, &room, [](int64_t, float) {});
+    if (some) s = logits_reduce<true, false>(row, V, logits.vector, finish, &room, [](int64_t, float) {});
     const float log_sum = logf(s.sum);
     for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
         const int32_t t = targets.id[k];
         const bool bad = t != ignore && (t < 0 || t >= V);
         if (bad) note_error(error, ERROR_TARGET, n * K + k, t, V);
-        logp[n * K + k] = bad || t == ignore ? 0 : (finish(to_float(row[t])) - s.max) - log_sum;
+        if (k >= blockDim.x && !bad && t != ignore) chosen = to_float(row[t]);
+        logp[n * K + k] = bad || t == ignore ? 0 : (finish(chosen) - s.max) - log_sum;
     }
     if (threadIdx.x > 0) return;
     entropy[n] = some ? log_sum - s.weighted / s.sum : 0;
@@ -57,10 +64,11 @@ static __global__ void __launch_bounds__(LOGITS_THREADS)
     const row_targets targets = {target + n * K, K, ignore};
     const float *dlogp_row = dlogp + n * K;
     const float dh = dentropy && targets.any() ? dentropy[n] : 0;
+    const float l = lse[n], h = entropy[n];
     float sum = 0;
     bool active = dh != 0;
     for (int64_t k = 0; k < K; k++) {
-        const float d = targets.id[k] != ignore ? dlogp_row[k] : 0;
+        const float from_above = dlogp_row[k], d = targets.id[k] != ignore ? from_above : 0;
         sum += d;
         active |= d != 0;
     }
@@ -69,7 +77,6 @@ static __global__ void __launch_bounds__(LOGITS_THREADS)
         logits_clear_part(to, V, part, dlogits.vector);
         return;
     }
-    const float l = lse[n], h = entropy[n];
     const auto gradient = [&](int64_t v, float(&z)[piece<T>::N]) {
 #pragma unroll
         for (int e = 0; e < piece<T>::N; e++) {

@@ -54,6 +54,26 @@ __device__ __forceinline__ float group_sum(float x, float *room, int turn) {
     return sum;
 }
 
+/* Two sums at one barrier; `room` is [2, 2, warps of the block]. */
+template <int LANES>
+__device__ __forceinline__ float2 group_sums(float x, float y, float *room, int turn) {
+    if (LANES <= 32) return make_float2(warp_reduce<(LANES < 32 ? LANES : 32)>(x, Sum()),
+                                        warp_reduce<(LANES < 32 ? LANES : 32)>(y, Sum()));
+    constexpr int WARPS = LANES / 32;
+    const int group = threadIdx.x / LANES, warp = threadIdx.x / 32;
+    float2 *sums = (float2 *)room + (turn & 1) * 32;
+    x = warp_reduce(x, Sum()), y = warp_reduce(y, Sum());
+    if (threadIdx.x % 32 == 0) sums[warp] = make_float2(x, y);
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(LANES < 32 ? 32 : LANES) : "memory");
+    float2 sum = sums[group * WARPS];
+#pragma unroll
+    for (int i = 1; i < WARPS; i++) {
+        const float2 other = sums[group * WARPS + i];
+        sum.x += other.x, sum.y += other.y;
+    }
+    return sum;
+}
+
 /* ---- forward ---- */
 
 /* Everything that the forward reads and writes. */
@@ -99,9 +119,7 @@ __device__ __forceinline__ piece<T> normalised(const norm_forward<T> &a, const p
         float y[x.N];
 #pragma unroll
         for (int e = 0; e < x.N; e++) {
-            y[e] = (x[e] - mean) * rstd;
-            if (a.w) y[e] *= weight[e];
-            if (a.b) y[e] += bias[e];
+            y[e] = fmaf((x[e] - mean) * rstd, weight[e], bias[e]);
         }
         return pack_piece<T>(y);
     } else if constexpr (KIND & NORM_OFFSET) {
@@ -126,14 +144,16 @@ __device__ __forceinline__ piece<T> sum_of(const piece<T> &x, const piece<T> &y)
     return pack_piece<T>(s);
 }
 
-template <class T, int KIND, int LANES, int K, int ROWS>
+/* Index: what columns are counted in; 32 bits where a group holds a row. */
+template <class Index, class T, int KIND, int LANES, int K, int ROWS>
 static __global__ void __launch_bounds__(LANES > FWD_THREADS ? LANES : FWD_THREADS)
     norm_fwd(const __grid_constant__ norm_forward<T> a) {
     constexpr int W = 16 / sizeof(T);
-    constexpr int64_t HELD = (int64_t)LANES * K * W;
-    constexpr bool CENTERED = KIND & NORM_CENTERED;
+    constexpr Index HELD = LANES * K * W;
+    constexpr bool CENTERED = KIND & NORM_CENTERED, HOLDS = sizeof(Index) == 4;
     __shared__ float room[64];
-    const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES * ROWS, C = a.C;
+    const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES * ROWS;
+    const Index C = (Index)a.C, end = HOLDS ? HELD : C;
     const int lane = threadIdx.x % LANES;
     const T *x_row[ROWS];
 #pragma unroll
@@ -142,15 +162,22 @@ static __global__ void __launch_bounds__(LANES > FWD_THREADS ? LANES : FWD_THREA
 
     piece<T> v[ROWS][K], weight[K], bias[CENTERED ? K : 1] = {};
     const auto column = [&](int k) { return (k * LANES + lane) * W; };
-    const auto load_weights = [&](int64_t c0) {
+    const auto load_weights = [&](Index c0) {
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            const int64_t c = c0 + column(k);
+            const Index c = c0 + column(k);
             if (a.w) weight[k] = load_piece(a.w + c, C - c, a.vector);
-            if (CENTERED && a.b) bias[CENTERED ? k : 0] = load_piece(a.b + c, C - c, a.vector);
+            if (!CENTERED) continue;
+            if (a.b) bias[CENTERED ? k : 0] = load_piece(a.b + c, C - c, a.vector);
+            if (!a.w) {
+                float one[W];
+#pragma unroll
+                for (float &e : one) e = 1;
+                weight[k] = pack_piece<T>(one);
+            }
         }
     };
-    const auto load_rows = [&](const T *const *row, int64_t c0, piece<T>(*to)[K]) {
+    const auto load_rows = [&](const T *const *row, Index c0, piece<T>(*to)[K]) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
@@ -159,7 +186,7 @@ static __global__ void __launch_bounds__(LANES > FWD_THREADS ? LANES : FWD_THREA
                     load_piece(row[i] + c0 + column(k), row[i] ? C - c0 - column(k) : 0, a.vector);
     };
     /* s = x + residual takes the place of x, in memory too: a second reading is of s. */
-    const auto load_sums = [&](int64_t c0) {
+    const auto load_sums = [&](Index c0) {
         const T *other[ROWS];
         piece<T> r[ROWS][K];
 #pragma unroll
@@ -178,10 +205,10 @@ static __global__ void __launch_bounds__(LANES > FWD_THREADS ? LANES : FWD_THREA
             }
     };
 
-    load_weights(0);
+    if (!CENTERED) load_weights(0); /* layer norm has two sums to wait for: later */
     float mean[ROWS] = {}, sum[ROWS] = {};
     if constexpr (CENTERED) {
-        for (int64_t c0 = 0; c0 < C; c0 += HELD) {
+        for (Index c0 = 0; c0 < end; c0 += HELD) {
             load_rows(x_row, c0, v);
 #pragma unroll
             for (int i = 0; i < ROWS; i++)
@@ -196,22 +223,28 @@ static __global__ void __launch_bounds__(LANES > FWD_THREADS ? LANES : FWD_THREA
             if (lane == 0 && x_row[i]) a.mean[first + i] = mean[i];
         }
     }
-    for (int64_t c0 = 0; c0 < C; c0 += HELD) {
+    for (Index c0 = 0; c0 < end; c0 += HELD) {
         if constexpr (KIND & NORM_ADD)
             load_sums(c0);
-        else if (!CENTERED || C > HELD)
+        else if (!CENTERED || !HOLDS)
             load_rows(x_row, c0, v);
 #pragma unroll
-        for (int k = 0; k < K; k++)
+        for (int k = 0; k < K; k++) {
+            const Index left = C - c0 - column(k);
+            const auto add = [&](bool whole) {
 #pragma unroll
-            for (int e = 0; e < W; e++) {
-                if (CENTERED && c0 + column(k) + e >= C) continue;
+                for (int i = 0; i < ROWS; i++)
 #pragma unroll
-                for (int i = 0; i < ROWS; i++) {
-                    const float x = CENTERED ? v[i][k][e] - mean[i] : v[i][k][e];
-                    sum[i] = fmaf(x, x, sum[i]);
-                }
-            }
+                    for (int e = 0; e < W; e++) {
+                        const float x = CENTERED ? v[i][k][e] - mean[i] : v[i][k][e];
+                        if (whole || e < left) sum[i] = fmaf(x, x, sum[i]);
+                    }
+            };
+            if (CENTERED && left < W) /* zeros past the row's end are not the mean */
+                add(false);
+            else
+                add(true);
+        }
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
@@ -220,11 +253,10 @@ static __global__ void __launch_bounds__(LANES > FWD_THREADS ? LANES : FWD_THREA
         if (lane == 0 && x_row[i]) a.rstd[first + i] = sum[i];
         if (KIND & NORM_ADD) x_row[i] = x_row[i] ? a.s + (first + i) * C : NULL;
     }
-    for (int64_t c0 = 0; c0 < C; c0 += HELD) {
-        if (C > HELD) {
-            load_weights(c0);
-            load_rows(x_row, c0, v);
-        }
+    for (Index c0 = 0; c0 < end; c0 += HELD) {
+        if (CENTERED) asm volatile("" ::: "memory"); /* not before: registers are for more rows */
+        if (CENTERED || !HOLDS) load_weights(c0);
+        if (!HOLDS) load_rows(x_row, c0, v);
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
@@ -262,9 +294,11 @@ static lg_status launch_norm(lg_context *ctx, const char *op, const norm_forward
     return with_group((a.C + W - 1) / W, [&](auto lanes, auto held) {
         constexpr int LANES = decltype(lanes)::value, K = decltype(held)::value;
         constexpr int threads = LANES > FWD_THREADS ? LANES : FWD_THREADS, ROWS = 4 / K;
-        norm_fwd<T, KIND, LANES, K, ROWS>
-            <<<blocks_for(a.N, threads / LANES * ROWS, INT32_MAX), threads, 0, cuda_stream(ctx)>>>(
-                a);
+        const unsigned blocks = blocks_for(a.N, threads / LANES * ROWS, INT32_MAX);
+        if (a.C <= LANES * K * W)
+            norm_fwd<int, T, KIND, LANES, K, ROWS><<<blocks, threads, 0, cuda_stream(ctx)>>>(a);
+        else if constexpr (LANES == 512)
+            norm_fwd<int64_t, T, KIND, LANES, K, ROWS><<<blocks, threads, 0, cuda_stream(ctx)>>>(a);
         return cuda_launched(ctx, op);
     });
 }

@@ -32,7 +32,7 @@ template <class T>
 struct norm_backward {
     const T *dy, *ds, *x, *w;
     const float *mean, *rstd;
-    T *dx;
+    T *dx, *dx_too; /* dx_too: NULL, or gets what dx gets */
     strided_rows x_rows, dx_rows;
     float offset;
     int64_t N, C;
@@ -62,7 +62,7 @@ static __global__ void __launch_bounds__(BWD_THREADS, K <= 2 ? 2 : 1)
     constexpr bool CENTERED = KIND & NORM_CENTERED, ADD = KIND & NORM_ADD;
     constexpr int INPUTS = ADD ? 3 : 2;
     extern __shared__ char memory[];
-    __shared__ float room[64];
+    __shared__ alignas(8) float room[128];
     piece<T>(*ring)[INPUTS][K][BWD_THREADS] = (piece<T>(*)[INPUTS][K][BWD_THREADS])memory;
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const int64_t step = (int64_t)gridDim.x * GROUPS, C = a.C;
@@ -94,6 +94,7 @@ static __global__ void __launch_bounds__(BWD_THREADS, K <= 2 ? 2 : 1)
     for (int i = threadIdx.x; i < K * LANES; i += BWD_THREADS)
         weights[i / LANES][i % LANES] = load_weight(a, i * W);
     __syncthreads();
+    const float share = 1 / (float)C;
     float dw[K][W] = {}, db[CENTERED ? K : 1][W] = {};
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) fetch(first + s * step, s);
@@ -120,10 +121,12 @@ static __global__ void __launch_bounds__(BWD_THREADS, K <= 2 ? 2 : 1)
                 }
             }
         }
-        const float slope =
-            group_sum<LANES>(sum, room, CENTERED ? 2 * t : t) * r * r * r / (float)C;
-        float shift = 0;
-        if (CENTERED) shift = group_sum<LANES>(sum_g, room, 2 * t + 1) * r / (float)C;
+        float2 sums = {0, 0};
+        if (CENTERED)
+            sums = group_sums<LANES>(sum, sum_g, room, t);
+        else
+            sums.x = group_sum<LANES>(sum, room, t);
+        const float slope = sums.x * r * r * r * share, shift = sums.y * r * share;
         if (!mine) continue;
         T *dx_row = a.dx ? a.dx + a.dx_rows.offset(n) : NULL;
 #pragma unroll
@@ -142,7 +145,9 @@ static __global__ void __launch_bounds__(BWD_THREADS, K <= 2 ? 2 : 1)
                 if (CENTERED) out[e] -= shift;
                 if (ADD) out[e] += s[e];
             }
-            if (dx_row) store_piece(dx_row + c, pack_piece<T>(out), C - c, a.vector);
+            const piece<T> packed = pack_piece<T>(out);
+            if (dx_row) store_piece(dx_row + c, packed, C - c, a.vector);
+            if (ADD && a.dx_too) store_piece(a.dx_too + n * C + c, packed, C - c, a.vector);
         }
     }
 
@@ -168,12 +173,14 @@ static __global__ void __launch_bounds__(BWD_THREADS, K <= 2 ? 2 : 1)
 }
 
 /* dw[c] += sum over blocks of partial[block,c]: DW_LANES threads a column, block i to thread i %
- * DW_LANES, then the threads in order. */
+ * DW_LANES, then the threads in order. blockIdx.y is 1 for db, where there is one. */
 static __global__ void __launch_bounds__(DW_COLUMNS *DW_LANES)
-    norm_bwd_dw(const float *partial, int blocks, int64_t C, float *dw) {
+    norm_bwd_dw(const float *partial, float *dw, const float *db_partial, float *db, int blocks,
+                int64_t C) {
     __shared__ float sums[DW_LANES][DW_COLUMNS + 1];
     const int64_t c = (int64_t)blockIdx.x * DW_COLUMNS + threadIdx.x;
     float sum = 0;
+    if (blockIdx.y == 1) partial = db_partial, dw = db;
     if (c < C)
         for (int b = threadIdx.y; b < blocks; b += DW_LANES) sum += partial[b * C + c];
     sums[threadIdx.y][threadIdx.x] = sum;
@@ -242,8 +249,9 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
             if (CENTERED) out[e] -= shift;
             if (ADD) out[e] += add[e];
         }
-        if (a.dx)
-            store_piece(a.dx + a.dx_rows.offset(n) + c, pack_piece<T>(out), a.C - c, a.vector);
+        const piece<T> packed = pack_piece<T>(out);
+        if (a.dx) store_piece(a.dx + a.dx_rows.offset(n) + c, packed, a.C - c, a.vector);
+        if (ADD && a.dx_too) store_piece(a.dx_too + n * a.C + c, packed, a.C - c, a.vector);
     }
 #pragma unroll
     for (int e = 0; e < W; e++) {
@@ -254,6 +262,18 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
 }
 
 /* ---- launches ---- */
+
+/* Adds the blocks' sums of columns to dw and db, of which either may be NULL. */
+static inline lg_status launch_norm_sums(lg_context *ctx, const char *op, const float *dw_partial,
+                                         lg_tensor *dw, const float *db_partial, lg_tensor *db,
+                                         int blocks, int64_t C) {
+    if (!dw && !db) return LG_OK;
+    if (!dw) dw = db, dw_partial = db_partial, db = NULL;
+    const dim3 grid(blocks_for(C, DW_COLUMNS, INT32_MAX), db ? 2 : 1);
+    norm_bwd_dw<<<grid, dim3(DW_COLUMNS, DW_LANES), 0, cuda_stream(ctx)>>>(
+        dw_partial, (float *)dw->data, db_partial, (float *)(db ? db->data : NULL), blocks, C);
+    return cuda_launched(ctx, op);
+}
 
 /* The walk over the rows; sums of columns to *blocks rows of a.dw_partial and a.db_partial. */
 template <int KIND, class T>
@@ -302,14 +322,7 @@ static lg_status launch_norm_backward(lg_context *ctx, const char *op, norm_back
                                       lg_tensor *dw, lg_tensor *db) {
     int blocks = 0;
     LG_TRY((walk_rows<KIND>(ctx, op, a, dw != NULL, db != NULL, &blocks)));
-    const auto add_blocks = [&](const float *partial, lg_tensor *to) {
-        if (!to) return LG_OK;
-        norm_bwd_dw<<<blocks_for(a.C, DW_COLUMNS, INT32_MAX), dim3(DW_COLUMNS, DW_LANES), 0,
-                      cuda_stream(ctx)>>>(partial, blocks, a.C, (float *)to->data);
-        return cuda_launched(ctx, op);
-    };
-    LG_TRY(add_blocks(a.dw_partial, dw));
-    return add_blocks(a.db_partial, db);
+    return launch_norm_sums(ctx, op, a.dw_partial, dw, a.db_partial, db, blocks, a.C);
 }
 
 #endif

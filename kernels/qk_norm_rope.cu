@@ -14,7 +14,7 @@
 
 enum {
     THREADS = 256,
-    FWD_ROWS = 4,
+    FWD_ROWS = 2,
     BWD_ROWS = 2,
     BLOCKS = 2 * BWD_BLOCKS, /* of the backward */
     ANY_WARPS = 2,
@@ -90,29 +90,39 @@ __device__ __forceinline__ void store_halves(const head_args<T> &a, T *row, head
     if (of.turns) store_piece(row + of.c + a.R, pack_piece<T>(high), W, a.vector);
 }
 
-/* (low, high) turned by the angles of position p; by their opposites with sign -1. */
+/* Cosines and sines of a thread's columns at a position: heads of a token share them. */
 template <class T>
-__device__ __forceinline__ void turn(const head_args<T> &a, int32_t p, head_columns of, float sign,
-                                     float *low, float *high) {
-    constexpr int W = piece<T>::N;
-    if (!of.turns) return;
-    const int64_t at = (int64_t)p * a.R + of.c;
+struct head_angles {
+    static constexpr int W = piece<T>::N;
+    piece<float> cos[W / 4], sin[W / 4];
+    int32_t p = -1;
+
+    __device__ __forceinline__ void load(const head_args<T> &a, head_row row, head_columns of) {
+        if (!row.there || row.p == p || !of.turns) return;
+        p = row.p;
 #pragma unroll
-    for (int e0 = 0; e0 < W; e0 += 4) {
-        const piece<float> c = load_piece(a.cos + at + e0, 4, a.vector),
-                           t = load_piece(a.sin + at + e0, 4, a.vector);
-#pragma unroll
-        for (int l = 0; l < 4; l++) {
-            const int e = e0 + l;
-            const float u = low[e], v = high[e], s = sign * t[l];
-            low[e] = fmaf(u, c[l], -(v * s));
-            high[e] = fmaf(v, c[l], u * s);
+        for (int i = 0; i < W / 4; i++) {
+            const int64_t at = (int64_t)p * a.R + of.c + 4 * i;
+            cos[i] = load_piece(a.cos + at, 4, a.vector);
+            sin[i] = load_piece(a.sin + at, 4, a.vector);
         }
     }
-}
+    /* (low, high) turned; the other way with sign -1. */
+    __device__ __forceinline__ void turn(head_columns of, float sign, float *low,
+                                         float *high) const {
+        if (!of.turns) return;
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            const float u = low[e], v = high[e], c = cos[e / 4][e % 4],
+                        s = sign * sin[e / 4][e % 4];
+            low[e] = fmaf(u, c, -(v * s));
+            high[e] = fmaf(v, c, u * s);
+        }
+    }
+};
 
 template <class T, int LANES>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 3)
     qk_norm_rope_fwd(const __grid_constant__ head_args<T> a) {
     constexpr int W = piece<T>::N, ROWS = FWD_ROWS;
     const int lane = threadIdx.x % LANES;
@@ -127,6 +137,9 @@ static __global__ void __launch_bounds__(THREADS)
                     &x[i][0], &x[i][1]);
     }
     load_halves(a, a.w, true, of, &w[0], &w[1]);
+    head_angles<T> angles;
+    angles.load(a, row[0], of);
+    const float share = 1 / (float)a.D;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         float sum = 0, u[2][W];
@@ -134,14 +147,15 @@ static __global__ void __launch_bounds__(THREADS)
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int e = 0; e < W; e++) sum = fmaf(x[i][half][e], x[i][half][e], sum);
-        const float r = 1.0f / sqrtf(warp_reduce<LANES>(sum, Sum()) / (float)a.D + a.eps);
+        const float r = rsqrtf(fmaf(warp_reduce<LANES>(sum, Sum()), share, a.eps));
         if (!row[i].there) continue;
         if (lane == 0) a.rstd[row[i].index] = r;
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int e = 0; e < W; e++) u[half][e] = x[i][half][e] * r * (a.offset + w[half][e]);
-        turn(a, row[i].p, of, 1, u[0], u[1]);
+        angles.load(a, row[i], of);
+        angles.turn(of, 1, u[0], u[1]);
         store_halves(a, a.y + row[i].n * a.y_token + row[i].h * a.y_head, of, u[0], u[1]);
     }
 }
@@ -155,11 +169,14 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int64_t rows = a.N * a.H, step = (int64_t)gridDim.x * (GROUPS * ROWS);
     const head_columns of = columns_of(a, lane);
     piece<T> w[2];
+    const float share = 1 / (float)a.D;
     float dw[2][W] = {};
     load_halves(a, a.w, true, of, &w[0], &w[1]);
     /* As many turns for all groups of the block: those of a warp sum together. */
     for (int64_t start = (int64_t)blockIdx.x * (GROUPS * ROWS); start < rows; start += step) {
         head_row row[ROWS];
+        head_angles<T> angles;
+        float rstd[ROWS];
         piece<T> x[ROWS][2], d[ROWS][2];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
@@ -168,14 +185,17 @@ static __global__ void __launch_bounds__(THREADS, 2)
                         &x[i][0], &x[i][1]);
             load_halves(a, a.dy + row[i].n * a.dy_token + row[i].h * a.dy_head, row[i].there, of,
                         &d[i][0], &d[i][1]);
+            rstd[i] = row[i].there ? a.rstd[row[i].index] : 0;
         }
+        angles.load(a, row[0], of);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            const float r = row[i].there ? a.rstd[row[i].index] : 0;
+            const float r = rstd[i];
             float g[2][W], sum = 0;
 #pragma unroll
             for (int e = 0; e < W; e++) g[0][e] = d[i][0][e], g[1][e] = d[i][1][e];
-            if (row[i].there) turn(a, row[i].p, of, -1, g[0], g[1]);
+            angles.load(a, row[i], of);
+            if (row[i].there) angles.turn(of, -1, g[0], g[1]);
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -184,7 +204,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
                     g[half][e] *= a.offset + w[half][e];
                     sum = fmaf(g[half][e], x[i][half][e], sum);
                 }
-            const float slope = warp_reduce<LANES>(sum, Sum()) * r * r * r / (float)a.D;
+            const float slope = warp_reduce<LANES>(sum, Sum()) * r * r * r * share;
             if (!row[i].there || !a.dx) continue;
 #pragma unroll
             for (int half = 0; half < 2; half++)
@@ -384,10 +404,7 @@ extern "C" lg_status cuda_qk_norm_rope_backward(lg_context *ctx, const lg_tensor
             else
                 qk_norm_rope_bwd_any<T><<<blocks, ANY_WARPS * 32, 0, stream>>>(a);
             LG_TRY(cuda_launched(ctx, op));
-            if (!dw) return LG_OK;
-            norm_bwd_dw<<<blocks_for(a.D, DW_COLUMNS, INT32_MAX), dim3(DW_COLUMNS, DW_LANES), 0,
-                          stream>>>(a.partial, (int)blocks, a.D, (float *)dw->data);
-            return cuda_launched(ctx, op);
+            return launch_norm_sums(ctx, op, a.partial, dw, NULL, NULL, (int)blocks, a.D);
         });
     });
 }

@@ -387,7 +387,7 @@ extern "C" lg_status cuda_sample(lg_context *ctx, const lg_tensor *z, const lg_t
             cuda_error_slot(ctx));
         LG_TRY(cuda_launched(ctx, "sample"));
         if (z->dtype != LG_F32) return LG_OK;
-        return head_launch_rows(ctx, "sample", V, B, 0, sample_logp, (const float *)z->data,
+        return head_launch_rows(ctx, "sample", head_launch_of(V), B, 0, sample_logp, (const float *)z->data,
                                 z->stride[0], V, can_vectorise<float>(z->data, z->stride[0]),
                                 (const int32_t *)id->data, (float *)logp->data);
     });
