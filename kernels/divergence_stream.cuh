@@ -17,8 +17,9 @@
 #include "divergence.cuh"
 
 enum {
-    STREAM_MOST_BLOCKS = 16,          /* of a cluster; more than 8 where the chip has them */
-    STREAM_LEAST = 4096               /* shorter rows leave most of a block idle */
+    STREAM_ROWS = 3,         /* in shared memory at once */
+    STREAM_MOST_BLOCKS = 16, /* of a cluster; more than 8 where the chip has them */
+    STREAM_LEAST = 4096      /* shorter rows leave most of a block idle */
 };
 
 /* What the blocks of a cluster tell each other in a turn. */
@@ -31,18 +32,13 @@ struct alignas(16) stream_slot {
     float unused[2];
 };
 
-/* The sums of four numbers over a warp: lanes 0, 8, 16 and 24 on have x's and y's. Halves of the warp
- * trade numbers first, so that six exchanges do what takes twenty. */
-__device__ __forceinline__ float stream_sum_warp(const float (&x)[2], const float (&y)[2]) {
-    const int lane = threadIdx.x % 32;
-    const bool upper = lane & 16, odd = lane & 8;
-    const float a = (upper ? y[0] : x[0]) +
-                    __shfl_xor_sync(0xffffffffu, upper ? x[0] : y[0], 16),
-                b = (upper ? y[1] : x[1]) +
-                    __shfl_xor_sync(0xffffffffu, upper ? x[1] : y[1], 16);
-    float sum = (odd ? b : a) + __shfl_xor_sync(0xffffffffu, odd ? a : b, 8);
+/* The sums of two numbers over a warp: lane 0 has x's, lane 16 y's. Halves of the warp trade numbers
+ * first, so that five exchanges do what takes ten. */
+__device__ __forceinline__ float stream_sum_warp(float x, float y) {
+    const bool upper = threadIdx.x & 16;
+    float sum = (upper ? y : x) + __shfl_xor_sync(0xffffffffu, upper ? x : y, 16);
 #pragma unroll
-    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     return sum;
 }
 
@@ -183,32 +179,37 @@ __device__ __forceinline__ void stream_add(float (&sum)[2], float p, float q, fl
     }
 }
 
-/* THREADS threads with PIECES pieces of 16 bytes of each row; STAGES rows in the ring. */
-template <int Kind, class T, int THREADS, int PIECES, int STAGES>
+/* THREADS threads with PIECES pieces of 16 bytes of each row. */
+template <int Kind, class T, int THREADS, int PIECES>
 static __global__ void __launch_bounds__(THREADS, 1)
     divergence_stream(const __grid_constant__ pair_args<T, T, head_plain> a) {
 #if __CUDA_ARCH__ >= 900
     constexpr int WARPS = THREADS / 32;
     constexpr bool RATIO = Kind != PAIR_TVD; /* C wants log2(q / p) */
     constexpr bool EARLY = Kind != PAIR_JSD; /* B is the last to read the logits */
-    /* Rows between the one whose place is free in the exchange of a turn and the turn's. */
-    constexpr int BEHIND = EARLY ? 0 : STAGES == 2 ? -1 : 1;
-    extern __shared__ float4 memory[];
+    constexpr int AHEAD = EARLY ? STREAM_ROWS : STREAM_ROWS - 1; /* what a turn fetches */
+    extern __shared__ float4 memory[]; /* pieces of [STREAM_ROWS][student, teacher][units] */
     __shared__ stream_slot slots[2][STREAM_MOST_BLOCKS];
-    __shared__ float sums[4][WARPS], hards[WARPS]; /* of the block's warps */
+    __shared__ uint64_t arrived[STREAM_ROWS], heard[2]; /* rows; the slots of a turn */
+    __shared__ float sums[4][WARPS], hards[WARPS];      /* of the block's warps */
     __shared__ uint32_t maxima[WARPS];
-    __shared__ uint64_t arrived[STAGES], heard[2]; /* rows; the slots of a turn */
-    piece<T>(*ring)[2][PIECES][THREADS] = (piece<T>(*)[2][PIECES][THREADS])memory;
     const auto cluster = cooperative_groups::this_cluster();
     const int blocks = (int)cluster.num_blocks(), rank = (int)cluster.block_rank();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const head_slice slice = head_slice_of(a.V, 8);
     const int64_t first = blockIdx.x / blocks, step = gridDim.x / blocks;
-    const int64_t size = (a.V + 8 * blocks - 1) / (8 * blocks) * 8;
-    const int pieces = (int)((size + THREADS * 8 - 1) / (THREADS * 8));
+    const int units = (int)((a.V + 8 * blocks - 1) / (8 * blocks)); /* pieces of a slice */
     const bool finisher = rank == 0 && threadIdx.x == THREADS - 32;
     const bool cool = a.hard && a.scale != 1;
     const float scale2 = a.scale * PAIR_LOG2_E;
+    const uint32_t lowest = (uint32_t)stream_lowest(T()) * 0x10001u;
+    const auto place = [&](int stage, int row, int unit) {
+        return (piece<T> *)memory + ((stage * 2 + row) * units + unit);
+    };
+    const auto held = [&](int stage, int row, int k) {
+        const int unit = k * THREADS + (int)threadIdx.x;
+        return unit < units ? *place(stage, row, unit) : piece<T>{lowest, lowest, lowest, lowest};
+    };
 
     const auto target_of = [&](int64_t n) { return a.target && n < a.N ? a.target[n] : 0; };
     const auto takes_part = [&](int64_t n, int32_t t) {
@@ -228,67 +229,69 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (threadIdx.x > 0) return;
             stream_expect(&arrived[stage], 2 * bytes);
             if (bytes == 0) return;
-            stream_copy(ring[stage][0], s + slice.begin, bytes, &arrived[stage]);
-            stream_copy(ring[stage][1], t + slice.begin, bytes, &arrived[stage]);
+            stream_copy(place(stage, 0, 0), s + slice.begin, bytes, &arrived[stage]);
+            stream_copy(place(stage, 1, 0), t + slice.begin, bytes, &arrived[stage]);
             return;
         }
 #pragma unroll 1
-        for (int k = 0; k < pieces; k++) {
-            const int64_t v = slice.begin + (k * THREADS + threadIdx.x) * 8;
-            ring[stage][0][k][threadIdx.x] = stream_gather(s, v, slice.end);
-            ring[stage][1][k][threadIdx.x] = stream_gather(t, v, slice.end);
+        for (int unit = threadIdx.x; unit < units; unit += THREADS) {
+            *place(stage, 0, unit) = stream_gather(s, slice.begin + unit * 8, slice.end);
+            *place(stage, 1, unit) = stream_gather(t, slice.begin + unit * 8, slice.end);
         }
     };
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) stream_init(&arrived[i]);
+        for (int i = 0; i < STREAM_ROWS; i++) stream_init(&arrived[i]);
         stream_init(&heard[0]), stream_init(&heard[1]);
     }
 #pragma unroll 1
-    for (int i = 0; i < STAGES * pieces; i++) {
-        const int k = i % pieces, stage = i / pieces;
-        if (slice.begin + (k * THREADS + (int)threadIdx.x + 1) * 8 <= slice.end) continue;
-        ring[stage][0][k][threadIdx.x] = ring[stage][1][k][threadIdx.x] =
-            stream_gather((const T *)NULL, slice.end, slice.end);
+    for (int unit = threadIdx.x; unit < units; unit += THREADS) { /* what no copy reaches */
+        if (slice.begin + unit * 8 + 8 <= slice.end) continue;
+        for (int stage = 0; stage < STREAM_ROWS; stage++)
+            *place(stage, 0, unit) = *place(stage, 1, unit) = {lowest, lowest, lowest, lowest};
     }
     asm volatile("fence.proxy.async;" ::: "memory");
     cluster.sync();
 
-    /* Bit i: row n + i step takes part. */
-    unsigned kept = 0, phases = 0;
-    constexpr int AHEAD = STAGES - BEHIND; /* of the row that a turn fetches */
-    constexpr int FETCHED = BEHIND < 0 ? STAGES : AHEAD; /* before the first turn */
+    unsigned kept = 0, phases = 0; /* bit i of kept: row n + i step takes part */
 #pragma unroll 1
-    for (int i = 0; i < FETCHED; i++) {
+    for (int i = 0; i < AHEAD; i++) {
         const int64_t n = first + i * step;
         if (!takes_part(n, target_of(n))) continue;
         kept |= 1u << i;
         fetch(n, i);
     }
-    int32_t target = target_of(first), target_ahead = target_of(first + FETCHED * step);
+    int32_t target = target_of(first), target_ahead = target_of(first + AHEAD * step);
 
-    stream_slot mine = {};
-    const uint32_t lowest = (uint32_t)stream_lowest(T()) * 0x10001u;
-    const auto find_maxima = [&](int stage) {
-        if (a.vector) stream_wait(&arrived[stage], phases >> stage & 1);
-        phases ^= 1u << stage;
-        piece<T> x = ring[stage][0][0][threadIdx.x], y = ring[stage][1][0][threadIdx.x];
+    /* Of the block's row to come; -inf where there is none. */
+    const auto find_maxima = [&](int stage, bool any) {
+        uint32_t max = lowest;
+        if (any) {
+            if (a.vector) stream_wait(&arrived[stage], phases >> stage & 1);
+            phases ^= 1u << stage;
+            piece<T> x[PIECES], y[PIECES];
 #pragma unroll
-        for (int k = 1; k < PIECES; k++) {
-            if (k >= pieces) break;
-            x = stream_larger(x, ring[stage][0][k][threadIdx.x]);
-            y = stream_larger(y, ring[stage][1][k][threadIdx.x]);
+            for (int k = 0; k < PIECES; k++) x[k] = held(stage, 0, k), y[k] = held(stage, 1, k);
+            asm volatile("" ::: "memory"); /* all on their way before the first is used */
+#pragma unroll
+            for (int k = 1; k < PIECES; k++)
+                x[0] = stream_larger(x[0], x[k]), y[0] = stream_larger(y[0], y[k]);
+            max = stream_largest(x[0], y[0]);
         }
-        mine.max = stream_largest(x, y);
+        max = stream_max_warp(max, T());
+        if (lane == 0) maxima[warp] = max;
     };
-    /* Sums of student and teacher and maxima of all blocks; the other sums wait in the slots.
-     * `meanwhile` is for what may be done once all of the block have come. */
-    const auto exchange = [&](int turn, auto meanwhile) {
+    /* Tells the other blocks this one's sums and maxima, and gives the sums of student and teacher and
+     * the maxima of all; the losses' sums wait in the slots. `meanwhile` is for what may be done once
+     * all of the block have come. */
+    const auto exchange = [&](int turn, float sum, float teacher_sum, float hard, auto meanwhile) {
         const int parity = turn & 1;
-        const float sum = stream_sum_warp(mine.sum, mine.loss), hard = cool ? warp_reduce(mine.hard, Sum()) : 0;
-        const uint32_t max = stream_max_warp(mine.max, T());
-        if (lane % 8 == 0) sums[lane / 8][warp] = sum;
-        if (lane == 0) maxima[warp] = max, hards[warp] = hard;
+        sum = stream_sum_warp(sum, teacher_sum);
+        if (lane % 16 == 0) sums[lane / 16][warp] = sum;
+        if (cool) {
+            hard = warp_reduce(hard, Sum());
+            if (lane == 0) hards[warp] = hard;
+        }
         __syncthreads();
         if (warp == WARPS - 1) {
             float x = 0;
@@ -297,11 +300,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int step = 4; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
             stream_slot block;
-            block.sum[0] = __shfl_sync(0xffffffffu, x, 0);
-            block.sum[1] = __shfl_sync(0xffffffffu, x, 8);
+            block.max = stream_max_warp(maxima[lane % WARPS], T());
+            block.sum[OF_STUDENT] = __shfl_sync(0xffffffffu, x, 0);
+            block.sum[OF_TEACHER] = __shfl_sync(0xffffffffu, x, 8);
             block.loss[0] = __shfl_sync(0xffffffffu, x, 16);
             block.loss[1] = __shfl_sync(0xffffffffu, x, 24);
-            block.max = stream_max_warp(maxima[lane % WARPS], T());
             block.hard = cool ? warp_reduce(lane < WARPS ? hards[lane] : 0, Sum()) : 0;
             if (lane == 0) stream_expect(&heard[parity], (unsigned)blocks * sizeof(stream_slot));
             if (lane < blocks) stream_tell(&slots[parity][rank], block, &heard[parity], lane);
@@ -318,9 +321,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
         return all;
     };
 
-    mine.max = lowest;
-    if (kept & 1) find_maxima(0);
-    stream_slot all = exchange(0, [] {});
+    if (lane % 16 == 0) sums[2 + lane / 16][warp] = 0;
+    find_maxima(0, kept & 1);
+    stream_slot all = exchange(0, 0, 0, 0, [] {});
 
     pair_state before = {0, 0, 0, 0}; /* the finisher's, of the row before */
     float hard_before = 0, unit = 0;
@@ -328,7 +331,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int stage = 0, turn = 1;
     for (int64_t n = first;; n += step) {
         const bool taken = kept & 1;
-        const int next = stage + 1 < STAGES ? stage + 1 : 0;
+        const int next = stage + 1 < STREAM_ROWS ? stage + 1 : 0;
         const float max = stream_half(all.max, false, T()),
                     teacher_max = stream_half(all.max, true, T());
         float chosen = 0; /* the target's logit, on its way */
@@ -338,38 +341,37 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
         /* B: p and q times their sums; one of them and d less the sums' part for KL. */
         float p[PIECES][8], q[PIECES][8];
-        mine.sum[OF_STUDENT] = mine.sum[OF_TEACHER] = mine.hard = 0, mine.max = lowest;
-        if (kept & 2) find_maxima(next);
+        find_maxima(next, kept & 2);
+        float sum = 0, teacher_sum = 0, hard_sum = 0;
         if (taken) {
 #pragma unroll
             for (int k = 0; k < PIECES; k++) {
-                if (k >= pieces) break;
-                const piece<T> x = ring[stage][0][k][threadIdx.x],
-                               y = ring[stage][1][k][threadIdx.x];
+                const piece<T> x = held(stage, 0, k), y = held(stage, 1, k);
 #pragma unroll
                 for (int e = 0; e < 8; e++) {
                     const float u = pair_exp2((x[e] - max) * scale2),
                                 w = pair_exp2((y[e] - teacher_max) * scale2);
-                    mine.sum[OF_STUDENT] += u, mine.sum[OF_TEACHER] += w;
+                    sum += u, teacher_sum += w;
                     p[k][e] = Kind == PAIR_FORWARD ? (y[e] - x[e]) * scale2 : u;
                     q[k][e] = Kind == PAIR_REVERSE ? (y[e] - x[e]) * scale2 : w;
                 }
             }
             if (cool)
 #pragma unroll 1
-                for (int k = 0; k < pieces; k++) {
-                    const piece<T> x = ring[stage][0][k][threadIdx.x];
+                for (int k = 0; k < PIECES; k++) {
+                    const piece<T> x = held(stage, 0, k);
 #pragma unroll
-                    for (int e = 0; e < 8; e++) mine.hard += head_exp(x[e] - max);
+                    for (int e = 0; e < 8; e++) hard_sum += head_exp(x[e] - max);
                 }
         }
-        const int64_t ahead = n + (BEHIND < 0 ? STAGES : AHEAD) * step;
+
+        const int64_t ahead = n + AHEAD * step;
         const bool kept_ahead = takes_part(ahead, target_ahead);
-        kept |= (unsigned)kept_ahead << (BEHIND < 0 ? STAGES : AHEAD);
+        kept |= (unsigned)kept_ahead << AHEAD;
         target_ahead = target_of(ahead + step);
-        all = exchange(turn, [&] {
-            if (BEHIND >= 0 && kept_ahead)
-                fetch(ahead, BEHIND == 0 ? stage : stage > 0 ? stage - 1 : STAGES - 1);
+        all = exchange(turn, sum, teacher_sum, hard_sum, [&] {
+            if (kept_ahead)
+                fetch(ahead, EARLY ? stage : stage > 0 ? stage - 1 : STREAM_ROWS - 1);
         });
 
         if (finisher) {
@@ -409,9 +411,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             const float shift = RATIO ? fmaf(max - teacher_max, scale2, log2f(level)) : 0;
 #pragma unroll
             for (int k = 0; k < PIECES; k++) {
-                if (k >= pieces) break;
                 piece<T> x = {}, y = {};
-                if (!EARLY) x = ring[stage][0][k][threadIdx.x], y = ring[stage][1][k][threadIdx.x];
+                if (!EARLY) x = held(stage, 0, k), y = held(stage, 1, k);
 #pragma unroll
                 for (int e = 0; e < 8; e++) {
                     float d = 0;
@@ -422,11 +423,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 }
             }
         }
-        mine.loss[0] = loss[0], mine.loss[1] = loss[1];
-        if (BEHIND < 0) {
-            __syncthreads();
-            if (kept_ahead) fetch(ahead, stage);
-        }
+        const float of_warp = stream_sum_warp(loss[0], loss[1]);
+        if (lane % 16 == 0) sums[2 + lane / 16][warp] = of_warp;
         kept >>= 1, stage = next, turn++, target = target_next;
     }
 #endif
@@ -435,11 +433,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* ---- the host's side ---- */
 
 /* A launch on rows in clusters of `blocks`; *done stays false where the chip has none. */
-template <int Kind, class T, int THREADS, int PIECES, int STAGES>
+template <int Kind, class T, int THREADS, int PIECES>
 static lg_status stream_launch_of(lg_context *ctx, const char *op, int blocks, bool *done,
                                   const pair_args<T, T, head_plain> &args) {
-    const auto kernel = divergence_stream<Kind, T, THREADS, PIECES, STAGES>;
-    constexpr int bytes = STAGES * 2 * PIECES * THREADS * 16;
+    const auto kernel = divergence_stream<Kind, T, THREADS, PIECES>;
+    const int bytes = (int)(STREAM_ROWS * 2 * ((args.V + 8 * blocks - 1) / (8 * blocks)) * 16);
     int clusters = 0;
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -464,26 +462,18 @@ static lg_status stream_launch_of(lg_context *ctx, const char *op, int blocks, b
     return cuda_check(ctx, op, cudaLaunchKernelEx(&config, kernel, args));
 }
 
-#ifndef STREAM_THREADS
-#define STREAM_THREADS 512
-#endif
-/* Up to 4 pieces a thread leave room for three rows in shared memory, 5 for two. */
+/* 4 or 5 pieces a thread are what registers hold of p and q. */
 template <int Kind, class T>
 static lg_status stream_launch_rows(lg_context *ctx, const char *op, bool *done,
                                     const pair_args<T, T, head_plain> &args) {
-#if STREAM_THREADS == 1024
-    constexpr int SMALL = 2, LARGE = 3;
-#else
-    constexpr int SMALL = 4, LARGE = 5;
-#endif
-    constexpr int64_t STEP = STREAM_THREADS * 8;
+    constexpr int THREADS = 512, STEP = THREADS * 8;
     int blocks = 1;
-    while (blocks < STREAM_MOST_BLOCKS && args.V > (blocks == 8 ? LARGE : SMALL) * STEP * blocks)
-        blocks *= 2;
-    if (args.V <= STREAM_LEAST || args.V > LARGE * STEP * blocks) return LG_OK;
-    if (args.V <= SMALL * STEP * blocks)
-        return stream_launch_of<Kind, T, STREAM_THREADS, SMALL, 3>(ctx, op, blocks, done, args);
-    return stream_launch_of<Kind, T, STREAM_THREADS, LARGE, 2>(ctx, op, blocks, done, args);
+    while (blocks < 8 && args.V > 4 * STEP * blocks) blocks *= 2;
+    if (args.V > 5 * STEP * blocks) blocks *= 2;
+    if (args.V <= STREAM_LEAST || args.V > 5 * STEP * blocks) return LG_OK;
+    if (args.V <= 4 * STEP * blocks)
+        return stream_launch_of<Kind, T, THREADS, 4>(ctx, op, blocks, done, args);
+    return stream_launch_of<Kind, T, THREADS, 5>(ctx, op, blocks, done, args);
 }
 
 #endif
