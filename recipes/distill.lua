@@ -83,7 +83,7 @@ if task.built_in then
   teacher_rollouts:warm_up(1e-3, config.teacher_until)
   run:print("held-out teacher: " .. evaluate(teacher, teacher_rollouts))
 end
-local before = evaluate(student, rollouts)
+local before = run:once("before", function() return evaluate(student, rollouts) end)
 
 local optimizer = liger.optim.adamw(student:parameters(), {
   lr = config.learning_rate, weight_decay = config.weight_decay,
@@ -93,7 +93,7 @@ local rate = liger.optim.schedule(config.lr_scheduler_type, {
   lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
   decay_steps = math.floor(0.3 * config.max_steps),
 })
-local rows, seen = liger.sampler.new(task.train, config.seed + 1), 0
+local rows = liger.sampler.new(task.train, config.seed + 1)
 
 -- A micro-batch's sums for the log; `scale` is the weight of a token.
 local function learn(samples, of_step, scale)
@@ -106,6 +106,10 @@ local function learn(samples, of_step, scale)
   return distill.sums(batch, of_rows)
 end
 
+run:keep({
+  model = student, tokenizer = task.tokenizer, optimizer = optimizer, rows = rows,
+  rollouts = rollouts,
+})
 for step in run:steps(config.max_steps, { label = "distill" }) do
   local samples, on_policy = rows:next(config.batch_size), math.random() < config.lmbda
   if on_policy then
@@ -123,10 +127,9 @@ for step in run:steps(config.max_steps, { label = "distill" }) do
     sums[i] = liger.scope(learn, part, of_step, 1 / targets)
   end
   local grad_norm = optimizer:step(rate(step - 1))
-  seen = seen + targets
   run:log(liger.merge(distill.metrics(distill.total(sums), of_step), {
-    grad_norm = grad_norm, learning_rate = rate(step - 1), num_tokens = seen,
-    tokens = targets, epoch = rows:epochs(), on_policy = on_policy and 1 or 0,
+    grad_norm = grad_norm, learning_rate = rate(step - 1), tokens = targets,
+    epoch = rows:epochs(), on_policy = on_policy and 1 or 0,
   }))
 end
 

@@ -78,7 +78,7 @@ local rollouts = liger.rollouts(run, task, reward)
 if task.built_in then
   rollouts:warm_up(config.sft_learning_rate, config.sft_until)
 end
-local before = rollouts:evaluate()
+local before = run:once("before", function() return rollouts:evaluate() end)
 
 local reference = config.beta > 0 and model:copy()
 local optimizer = liger.optim.adamw(model:parameters(), {
@@ -89,12 +89,16 @@ local rate = liger.optim.schedule(config.lr_scheduler_type, {
   lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
   decay_type = "linear", decay_steps = math.floor(0.3 * config.max_steps),
 })
-local prompts, num_tokens = liger.sampler.new(task.train, config.seed + 2), 0
+local prompts = liger.sampler.new(task.train, config.seed + 2)
 
 local function logprob(batch)
   return model:logprob(batch, { temperature = config.temperature })
 end
 
+run:keep({
+  model = model, tokenizer = task.tokenizer, optimizer = optimizer, prompts = prompts,
+  rollouts = rollouts,
+})
 for step in run:steps(config.max_steps, { label = "grpo" }) do
   local batch = rollouts:complete(prompts:next(config.prompts_per_step), {
     group = config.num_generations, top_k = config.top_k, top_p = config.top_p,
@@ -132,11 +136,9 @@ for step in run:steps(config.max_steps, { label = "grpo" }) do
     end
     grad_norm = optimizer:step(rate(step - 1))
   end
-  num_tokens = num_tokens + batch.num_tokens
   run:log(liger.merge(metrics, batch:metrics(), grpo.metrics(parts, options), {
     grad_norm = grad_norm, learning_rate = rate(step - 1),
-    tokens = batch.num_tokens, num_tokens = num_tokens, skipped = batch.num_skipped,
-    epoch = prompts:epochs(),
+    tokens = batch.num_tokens, skipped = batch.num_skipped, epoch = prompts:epochs(),
   }))
   local sample = batch.samples[1]
   run:sample({ prompt = sample.row.prompt, completion = sample.text, reward = sample.reward })

@@ -67,8 +67,13 @@ local function learn(samples, scale)
   return sft.sums(batch, rows)
 end
 
-local before = liger.evaluate(run, model, task.held_out, loss_options)
-local samples, seen = liger.sampler.new(task.train, config.seed), 0
+local function evaluate()
+  return liger.evaluate(run, model, task.held_out, loss_options)
+end
+
+local before = run:once("before", evaluate)
+local samples = liger.sampler.new(task.train, config.seed)
+run:keep({ model = model, tokenizer = task.tokenizer, optimizer = optimizer, samples = samples })
 for step in run:steps(config.max_steps, { label = "sft" }) do
   local batch = samples:next(config.batch_size)
   local targets, tokens = 0, 0
@@ -82,16 +87,15 @@ for step in run:steps(config.max_steps, { label = "sft" }) do
   end
   local grad_norm = optimizer:step(rate(step - 1))
   local total = sft.total(parts)
-  seen = seen + tokens
   run:log({
     loss = total.loss / targets, entropy = total.entropy / targets,
     mean_token_accuracy = total.correct / targets, grad_norm = grad_norm,
-    learning_rate = rate(step - 1), num_tokens = seen, tokens = tokens, epoch = samples:epochs(),
+    learning_rate = rate(step - 1), tokens = tokens, epoch = samples:epochs(),
   })
 end
 
 run:save(model, task.tokenizer)
-local after = liger.evaluate(run, model, task.held_out, loss_options)
+local after = evaluate()
 run:print("held-out before: " .. before)
 run:print("held-out after: " .. after)
 run:finish()

@@ -61,6 +61,18 @@ function M.manual_seed(seed)
   generator.seed, generator.stream = seed, 0
 end
 
+--- Where randn and rand are, for set_random_state.
+---@return { seed: integer, stream: integer }
+function M.random_state()
+  return { seed = generator.seed, stream = generator.stream }
+end
+
+--- Takes randn and rand back to where they were.
+---@param state { seed: integer, stream: integer }
+function M.set_random_state(state)
+  generator.seed, generator.stream = state.seed, state.stream
+end
+
 local function next_stream()
   generator.stream = generator.stream + 1
   return generator.stream

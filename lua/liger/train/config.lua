@@ -28,10 +28,43 @@ function M.recipe_name()
   return path and path:match("([^/]+)$"):gsub("%.lua$", "") or "run"
 end
 
+-- By the table that new() returned: its values before the recipe filled any in, and the checkpoint
+-- that they go on from.
+local parsed_of = setmetatable({}, { __mode = "k" })
+local resumed_from = setmetatable({}, { __mode = "k" })
+
+--- The options as the command line and the defaults have them, whatever the recipe made of them.
+---@param values table  what new() returned
+---@return table<string, any>
+function M.parsed(values)
+  return parsed_of[values] or values
+end
+
+--- The checkpoint that a run with these options goes on from, of resume.open; nil: it begins anew.
+---@param values table  what new() returned
+---@return table|nil
+function M.resumed(values)
+  return resumed_from[values]
+end
+
 local function common_keys(out)
   local show = ("runs/%s-TIME"):format(M.recipe_name())
   return {
     { name = "out", default = out, show = show, comment = "folder of the run" },
+    {
+      name = "save_steps", default = 500, allow = { min = 0, whole = true },
+      comment = "steps from one checkpoint to the next, and one at the end; 0: only at Ctrl-C",
+    },
+    {
+      name = "save_total_limit", default = 0, allow = { min = 0, whole = true },
+      comment = "checkpoints that stay, the newest; 0: all",
+    },
+    {
+      name = "resume", default = false, alone = "true",
+      comment = "path or none: goes on from a run's newest checkpoint, or from that one; alone: of "
+        .. "--out, if it has one. The run's options hold; max_steps and num_train_epochs may grow: "
+        .. "from there on the rate is that of a run of this length",
+    },
     options.common.seed,
     options.common.threads,
     options.common.dtype,
@@ -222,6 +255,13 @@ local function apply(values)
   math.randomseed(values.seed)
 end
 
+local function resume_from(values, given)
+  if values.resume ~= false then
+    local device = require("liger.ffi").on_cpu and "cpu" or "cuda"
+    return require("liger.train.resume").open(values, given, M.recipe_name(), device)
+  end
+end
+
 -- The recipe's keys, those of every recipe, and both in one list. A recipe's own key of a common
 -- name keeps the common one's limits.
 local function all_keys(defaults, constraints, lines)
@@ -243,8 +283,8 @@ local function all_keys(defaults, constraints, lines)
 end
 
 --- A recipe's options: the defaults with the command line applied. Every recipe also has `out`,
---- `seed`, `threads`, `dtype`, `device` and `quiet`; a recipe's own key of that name sets the
---- default. Seeds the random numbers and sets the threads.
+--- `save_steps`, `save_total_limit`, `resume`, `seed`, `threads`, `dtype`, `device` and `quiet`; a
+--- recipe's own key of that name sets the default. Seeds the random numbers and sets the threads.
 ---@param defaults table<string, number|string|boolean>
 ---@param constraints? table<string, table>  { lr = { above = 0, also = "learning_rate" },
 ---   loss = { "grpo", "dapo" } }
@@ -260,13 +300,15 @@ function M.new(defaults, constraints)
   local lines = read_lines(source and source.source:match("^@(.+)$") or command.recipe)
   M.default_out = ("runs/%s-%s"):format(M.recipe_name(), os.date("%Y%m%d-%H%M%S"))
   local keys, common, all = all_keys(defaults, constraints, lines)
-  local values, _, help = options.parse(all, command.args)
+  local values, _, help, given = options.parse(all, command.args)
   if help then
     print_help(lines, keys, common)
     error({ code = 0 }, 0)
   end
   options.check_device(values.device)
+  resumed_from[values] = resume_from(values, given)
   apply(values)
+  parsed_of[values] = M.merge(values)
   return values
 end
 

@@ -10,6 +10,7 @@ local M = {}
 ---@field allow? table     { min =, max =, above =, whole = } or a list of choices; also = another
 ---   name
 ---@field show? string     what the help prints for the default
+---@field alone? string    the value where none follows
 
 --- Options of more than one command.
 ---@type table<string, liger.Key>
@@ -287,6 +288,9 @@ local function value_of(key, text, args, i, no_words)
     end
     text, i = args[i], i + 1
   elseif not text then
+    if key.alone and (not args[i] or args[i]:sub(1, 2) == "--") then
+      return key.alone, i
+    end
     text, i = args[i], i + 1
     if not text or text:sub(1, 2) == "--" then
       M.usage_error(("--%s: no value, wanted %s"):format(key.name, M.wanted(key)))
@@ -307,6 +311,7 @@ end
 ---@return table<string, any> values  the defaults with what was given
 ---@return string[] words
 ---@return boolean help  --help or -h was given; nothing after it was looked at
+---@return table<string, boolean> given  the keys that were said
 function M.parse(keys, args, max_words)
   M.prepare(keys)
   max_words = max_words or 0
@@ -327,7 +332,7 @@ function M.parse(keys, args, max_words)
     elseif arg == "--" then
       only_words = true
     elseif arg == "--help" or arg == "-h" then
-      return values, words, true
+      return values, words, true, given
     else
       local name, text = arg:match("^%-%-([^=]+)=(.*)$")
       name = name or arg:match("^%-%-(.+)$")
@@ -350,7 +355,7 @@ function M.parse(keys, args, max_words)
       end
     end
   end
-  return values, words, false
+  return values, words, false, given
 end
 
 -- ---- help ----
