@@ -139,7 +139,7 @@ describe("liger", function()
 
     it("prints the recipe's help", function()
       prints(
-        [[
+        ([[
 usage: liger run recipe.lua [--key value ...]
 
 Counts.
@@ -151,13 +151,19 @@ options, their defaults:
   --what   ""   what happens
 
 in every recipe:
-  --out      runs/recipe-TIME  folder of the run
-  --seed     0                 seed of all random numbers
-  --threads  0                 CPU threads; 0: all cores
-  --dtype    f32               of the weights: f32 or bf16
-  --device   auto              auto (a GPU when there is one), cpu or cuda:N
-  --quiet    false             no progress
-]],
+  --out               runs/recipe-TIME  folder of the run
+  --save_steps        500               steps between checkpoints; one more at the end; 0: at Ctrl-C
+  --save_total_limit  0                 newest checkpoints that stay; 0: all
+  --resume            none              path or none: %s
+  --seed              0                 seed of all random numbers
+  --threads           0                 CPU threads; 0: all cores
+  --dtype             f32               of the weights: f32 or bf16
+  --device            auto              auto (a GPU when there is one), cpu or cuda:N
+  --quiet             false             no progress
+]]):format(
+          "a run or a checkpoint to go on from; alone: --out. "
+            .. "max_steps may grow: rates are then the longer run's"
+        ),
         "run",
         "recipe.lua",
         "--help"

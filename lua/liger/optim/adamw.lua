@@ -185,8 +185,8 @@ function AdamW:tensors()
   return list
 end
 
---- Goes on from state(). A gradient that was there is there again: one of zeros moves a weight by its
---- moments, one that is missing does not.
+--- Goes on from state(). A gradient that was there is there again: one of zeros moves a weight by
+--- its moments, one that is missing does not.
 ---@param state { steps: integer, with_grad: boolean[] }
 function AdamW:set_state(state)
   self.steps = state.steps

@@ -1,7 +1,7 @@
--- The folder RUN/checkpoint-N of a run after step N: the model as a Hugging Face folder, which loads
--- with --model, NAME.safetensors of what else has tensors, trainer_state.json, and manifest.json
--- with every file's size and checksum. It is written under another name, synced and renamed, the
--- manifest last: what has its name and agrees with its manifest is whole.
+-- The folder RUN/checkpoint-N of a run after step N: the model as a Hugging Face folder, which
+-- loads with --model, NAME.safetensors of what else has tensors, trainer_state.json, and
+-- manifest.json with every file's size and checksum. It is written under another name, the manifest
+-- last, synced and renamed: what has its name and agrees with its manifest is whole.
 local cjson = require("cjson")
 local ffi = require("ffi")
 local files = require("liger.file")
@@ -172,8 +172,8 @@ function M.write(run, step, content)
   return folder
 end
 
---- Removes the oldest checkpoints but `limit`. Those before `step` that are broken, and what is newer
---- than it, stay and do not count.
+--- Removes the oldest checkpoints but `limit`. Those without a manifest, and what is newer than
+--- `step`, stay and do not count.
 ---@param run string
 ---@param step integer   of the one just written
 ---@param limit integer  0: all stay

@@ -53,17 +53,16 @@ local function common_keys(out)
     { name = "out", default = out, show = show, comment = "folder of the run" },
     {
       name = "save_steps", default = 500, allow = { min = 0, whole = true },
-      comment = "steps from one checkpoint to the next, and one at the end; 0: only at Ctrl-C",
+      comment = "steps between checkpoints; one more at the end; 0: at Ctrl-C",
     },
     {
       name = "save_total_limit", default = 0, allow = { min = 0, whole = true },
-      comment = "checkpoints that stay, the newest; 0: all",
+      comment = "newest checkpoints that stay; 0: all",
     },
     {
       name = "resume", default = false, alone = "true",
-      comment = "path or none: goes on from a run's newest checkpoint, or from that one; alone: of "
-        .. "--out, if it has one. The run's options hold; max_steps and num_train_epochs may grow: "
-        .. "from there on the rate is that of a run of this length",
+      comment = "path or none: a run or a checkpoint to go on from; alone: --out. "
+        .. "max_steps may grow: rates are then the longer run's",
     },
     options.common.seed,
     options.common.threads,

@@ -20,16 +20,19 @@ local SEEDS = 2 ^ 31 -- of math.random: one a step
 
 -- ---- one thing ----
 
--- Whether a value reads back from JSON: numbers, texts, booleans, lists and tables of these by name.
+-- Refuses what does not read back from JSON: all but numbers, texts, booleans, lists and tables of
+-- these by name.
 local function check_plain(what, value)
   local kind = type(value)
   if kind ~= "table" then
     if kind ~= "number" and kind ~= "string" and kind ~= "boolean" then
-      lib.raise(("keep: %s is a %s, wanted a number, a text, a boolean or a table"):format(what, kind))
+      local text = "keep: %s is a %s, wanted a number, a text, a boolean or a table"
+      lib.raise(text:format(what, kind))
     end
     return
   elseif getmetatable(value) then
-    lib.raise(("keep: %s has no state() and set_state(), wanted both or a plain table"):format(what))
+    local text = "keep: %s has no state() and set_state(), wanted both or a plain table"
+    lib.raise(text:format(what))
   end
   local n = #value
   for key, item in pairs(value) do
@@ -154,7 +157,8 @@ function Keep:_state()
   self.inputs = self.inputs or resume.inputs(given)
   return {
     step = self.step, recipe = config_module.recipe_name(), version = run.version,
-    device = lib.on_cpu and "cpu" or "cuda", machine = ffi.string(lib.C.lg_context_describe(lib.ctx)),
+    device = lib.on_cpu and "cpu" or "cuda",
+    machine = ffi.string(lib.C.lg_context_describe(lib.ctx)),
     options = given, config = run.config, inputs = self.inputs, things = things,
     random = { base = self.base, numbers = self.random }, num_tokens = self.num_tokens,
     notes = run.notes, sizes = self.sizes,

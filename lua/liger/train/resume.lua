@@ -48,8 +48,8 @@ local function open_run(run, may_be_new)
   return { folder = folder, run = run, broken = broken }
 end
 
--- The checkpoint that a value of --resume means: { folder, run, broken }, without `folder` where the
--- run's own folder has none yet.
+-- The checkpoint that a value of --resume means: { folder, run, broken }, without `folder` where
+-- the run's own folder has none yet.
 local function find(values, given)
   local path = values.resume
   if path == "" or path == "true" then

@@ -1,5 +1,5 @@
--- A run: its folder, the loop's memory, metrics, samples, checkpoints, and the end by Ctrl-C or by a
--- NaN. A recipe drives it:
+-- A run: its folder, the loop's memory, metrics, samples, checkpoints, and the end by Ctrl-C or by
+-- a NaN. A recipe drives it:
 --
 --   for step in run:steps(n) do ... run:log { loss = loss } end
 local ffi = require("ffi")
@@ -219,14 +219,14 @@ end
 function Run:_leave_loop()
   local kept = self.running
   self.running = nil
-  if kept and kept.step > 0 and self.should_stop() then
+  if kept and kept.step > 0 and C.lg_sys_interrupted() then
     self:_save_checkpoint(kept)
   end
 end
 
 function Run:_save_checkpoint(kept)
   local folder = kept:save()
-  if not self.should_stop() then
+  if not C.lg_sys_interrupted() then
     return
   elseif folder then
     self:print(("saved %s; --resume %s goes on"):format(folder, self.folder))
@@ -236,12 +236,13 @@ function Run:_save_checkpoint(kept)
 end
 
 --- What the next loop depends on, by name: `model` (and its `tokenizer`), whatever has state() and
---- set_state() (an optimiser, a sampler, rollouts), plain tables of numbers and texts. The loop then
---- saves checkpoints: each config.save_steps steps, at its end and at Ctrl-C. With --resume they are
---- put back here, and the loop goes on behind that step with the same bits.
+--- set_state() (an optimiser, a sampler, rollouts), plain tables of numbers and texts. The loop
+--- then saves checkpoints: each config.save_steps steps, at its end and at Ctrl-C. With --resume they
+--- are put back here, and the loop goes on behind that step with the same bits.
 ---
---- All that comes before is done again by --resume; once() spares what only gives a number or a text.
---- A step of the loop must depend on nothing else that earlier steps change.
+--- All that comes before is done again by --resume; once() spares what only gives a number or text.
+--- A step of the loop must depend on nothing else that earlier steps change; what math.random
+--- draws in it depends on the step alone.
 ---@param things table<string, table>
 function Run:keep(things)
   self.kept = require("liger.train.keep").new(self, things)
@@ -295,9 +296,10 @@ function Run:_end_step(kept, step, is_last)
   end
 end
 
---- Steps 1 to n (config.steps), or from the one behind a checkpoint. What a step makes is freed when it ends, unless it was kept with
---- keep(). A loop that is left by `break` keeps its last step's memory until the next loop or
---- finish(), and what is made in between goes with it; stop() ends a loop without that.
+--- Steps 1 to n (config.steps), or from the one behind a checkpoint. What a step makes is freed
+--- when it ends, unless it was kept with keep(). A loop that is left by `break` keeps its last step's
+--- memory until the next loop or finish(), and what is made in between goes with it; stop() ends a
+--- loop without that.
 ---@param n? integer
 ---@param settings? { label: string }  starts a phase of that name
 ---@return fun(): integer|nil
@@ -462,8 +464,8 @@ function Run:check(values)
 end
 
 --- Writes the step's metrics. `step`, `phase` and `step_time` (seconds since the step began) are
---- added, and where there is `tokens` also `tokens_per_second`, and the loop's `num_tokens`. A loss or grad_norm that is NaN or
---- infinite stops the run.
+--- added, and where there is `tokens` also `tokens_per_second`, and the loop's `num_tokens`. A loss
+--- or grad_norm that is NaN or infinite stops the run.
 ---@param values table<string, number|liger.Tensor>
 function Run:log(values)
   local line = {}
