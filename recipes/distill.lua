@@ -106,10 +106,7 @@ local function learn(samples, of_step, scale)
   return distill.sums(batch, of_rows)
 end
 
-run:keep({
-  model = student, tokenizer = task.tokenizer, optimizer = optimizer, rows = rows,
-  rollouts = rollouts,
-})
+run:keep({ model = student, optimizer = optimizer, rows = rows, rollouts = rollouts })
 for step in run:steps(config.max_steps, { label = "distill" }) do
   local samples, on_policy = rows:next(config.batch_size), math.random() < config.lmbda
   if on_policy then

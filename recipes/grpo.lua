@@ -95,10 +95,7 @@ local function logprob(batch)
   return model:logprob(batch, { temperature = config.temperature })
 end
 
-run:keep({
-  model = model, tokenizer = task.tokenizer, optimizer = optimizer, prompts = prompts,
-  rollouts = rollouts,
-})
+run:keep({ model = model, optimizer = optimizer, prompts = prompts, rollouts = rollouts })
 for step in run:steps(config.max_steps, { label = "grpo" }) do
   local batch = rollouts:complete(prompts:next(config.prompts_per_step), {
     group = config.num_generations, top_k = config.top_k, top_p = config.top_p,

@@ -73,7 +73,7 @@ end
 
 local before = run:once("before", evaluate)
 local samples = liger.sampler.new(task.train, config.seed)
-run:keep({ model = model, tokenizer = task.tokenizer, optimizer = optimizer, samples = samples })
+run:keep({ model = model, optimizer = optimizer, samples = samples })
 for step in run:steps(config.max_steps, { label = "sft" }) do
   local batch = samples:next(config.batch_size)
   local targets, tokens = 0, 0

@@ -64,6 +64,7 @@ describe("config", function()
     assert.are.equal("f32", c.dtype)
     assert.are.equal("auto", c.device)
     assert.is_false(c.quiet)
+    assert.are.same({ 500, 0, false }, { c.save_steps, c.save_total_limit, c.resume })
     assert.is_truthy(c.out:match("^runs/lua_%w+%-%d%d%d%d%d%d%d%d%-%d%d%d%d%d%d$"))
   end)
 
@@ -282,6 +283,24 @@ describe("options.parse", function()
     assert.is_true(values.chat)
     assert.are.equal(2, values.n)
     assert.are.same({ "true", "--n" }, words)
+  end)
+
+  it("takes a key that may stand alone", function()
+    local function resume(...)
+      local keys = {
+        { name = "resume", default = false, alone = "true", comment = "path or none" },
+        { name = "n", default = 1 },
+      }
+      local values, _, _, given = options.parse(keys, { ... })
+      assert.are.equal(1, values.n)
+      return values.resume, given.resume, given.n
+    end
+    assert.are.same({ "true", true }, { resume("--resume") })
+    assert.are.same({ "true", true, true }, { resume("--resume", "--n", "1") })
+    assert.are.same({ "", true }, { resume("--resume=") })
+    assert.are.same({ "a", true }, { resume("--resume", "a") })
+    assert.are.same({ false, true }, { resume("--resume", "none") })
+    assert.are.same({ false }, { resume() })
   end)
 
   it("stops at --help", function()

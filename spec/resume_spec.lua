@@ -303,7 +303,8 @@ describe("--resume gives the bits of the straight run in", function()
     local _, said = run(recipe, {
       resume = straight .. "/checkpoint-2", out = out, threads = 1, ["save-steps"] = 4,
     })
-    assert.is_truthy(said:find(("resumed from %s/checkpoint-2 (step 2)\n"):format(straight), 1, true))
+    local wanted_line = ("resumed from %s/checkpoint-2 (step 2)\n"):format(straight)
+    assert.is_truthy(said:find(wanted_line, 1, true), said)
     same(straight, out, 4)
     -- What the recipe says of the held-out rows too.
     assert.equal(output:match("held%-out [^\n]*before.*$"), said:match("held%-out [^\n]*before.*$"))

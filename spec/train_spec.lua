@@ -342,9 +342,9 @@ describe("recipes/distill.lua", function()
   it("has its recorded losses", function()
     local lines = run_distill({ max_steps = 6 }).phase("distill")
     helper.close(column(lines, "loss"), {
-      5.6164785, 0.293362202, 4.66090995, 4.35577394, 0.218661334, 0.215103854,
+      5.6164785, 0.293362202, 0.258672494, 4.47958304, 4.32029826, 0.210852265,
     }, 1e-5, "loss")
-    helper.close(column(lines, "on_policy"), { 0, 1, 0, 0, 1, 1 }, 0)
+    helper.close(column(lines, "on_policy"), { 0, 1, 1, 0, 0, 1 }, 0)
   end)
 
   it("gives the same lines for the same seed, on any number of threads", function()

@@ -50,8 +50,8 @@ function M.read(entry, name, y)
     )
   end
   local t = C.lg_file_tensor_at(entry.file, entry.index)
-  if t.dtype == y.raw.dtype then
-    lib.check(C.lg_upload(lib.ctx, t.data, y.raw))
+  if t.dtype == y.raw.dtype and y:is_contiguous() then
+    lib.check(C.lg_upload(lib.ctx, t.data, Tensor.to_write(y)))
     return
   elseif lib.on_cpu then
     lib.check(C.lg_file_read(lib.ctx, entry.file, entry.index, y.raw))
@@ -117,7 +117,7 @@ function M.write(path, named)
   local names = ffi.new("const char *[?]", #named)
   local tensors = ffi.new("const lg_tensor *[?]", #named)
   for i, entry in ipairs(named) do
-    names[i - 1], tensors[i - 1] = entry.name, entry.tensor.raw
+    names[i - 1], tensors[i - 1] = entry.name, entry.tensor:upload().raw
   end
   lib.check(C.lg_safetensors_write(lib.ctx, path, names, tensors, #named, '{"format":"pt"}'))
 end

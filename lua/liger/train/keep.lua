@@ -107,8 +107,8 @@ end
 function M.new(run, things)
   local self = setmetatable({ run = run, things = {}, base = math.random(0, SEEDS - 1) }, Keep)
   for name, thing in pairs(things) do
-    if name == "model" or name == "tokenizer" then
-      self[name] = thing
+    if name == "model" then
+      self.model = thing
     elseif type(thing) ~= "table" then
       lib.raise(("keep: %s is a %s, wanted a table"):format(tostring(name), type(thing)))
     else
@@ -176,7 +176,8 @@ function Keep:save()
   end
   sync(run)
   local content = {
-    state = self:_state(), model = self.model, tokenizer = self.tokenizer, tensors = {},
+    state = self:_state(), model = self.model, tensors = {},
+    tokenizer = self.model and self.model.tokenizer,
   }
   for name, thing in pairs(self.things) do
     content.tensors[name] = thing.tensors and thing:tensors()

@@ -235,9 +235,9 @@ function Run:_save_checkpoint(kept)
   end
 end
 
---- What the next loop depends on, by name: `model` (and its `tokenizer`), whatever has state() and
---- set_state() (an optimiser, a sampler, rollouts), plain tables of numbers and texts. The loop
---- then saves checkpoints: each config.save_steps steps, at its end and at Ctrl-C. With --resume they
+--- What the next loop depends on, by name: `model`, whatever has state() and set_state() (an
+--- optimiser, a sampler, rollouts), plain tables of numbers and texts. The loop then saves
+--- checkpoints: each config.save_steps steps, at its end and at Ctrl-C. With --resume they
 --- are put back here, and the loop goes on behind that step with the same bits.
 ---
 --- All that comes before is done again by --resume; once() spares what only gives a number or text.
@@ -297,9 +297,9 @@ function Run:_end_step(kept, step, is_last)
 end
 
 --- Steps 1 to n (config.steps), or from the one behind a checkpoint. What a step makes is freed
---- when it ends, unless it was kept with keep(). A loop that is left by `break` keeps its last step's
---- memory until the next loop or finish(), and what is made in between goes with it; stop() ends a
---- loop without that.
+--- when it ends, unless tensor:keep() keeps it. A loop that is left by `break` keeps its last
+--- step's memory until the next loop or finish(), and what is made in between goes with it; stop()
+--- ends a loop without that.
 ---@param n? integer
 ---@param settings? { label: string }  starts a phase of that name
 ---@return fun(): integer|nil

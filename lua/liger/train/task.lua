@@ -19,6 +19,7 @@ local function built_in(config)
   local sums = require("liger.data.sums")
   local task = sums.new(config.seed)
   task.model = model_of_sums(sums, config, config.seed)
+  task.model.tokenizer = task.tokenizer
   task.built_in, task.metric, task.max_completion_length = true, "accuracy", sums.longest
   return task
 end
@@ -134,6 +135,7 @@ function M.distill(config)
     local task = M.supervised(config)
     task.teacher = task.model
     task.model = model_of_sums(sums, config, config.seed + 1)
+    task.model.tokenizer = task.tokenizer
     return task
   elseif config.model ~= "" and config.data ~= ""
     and (config.teacher == "") == (config.teacher_logprobs == "") then
