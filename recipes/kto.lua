@@ -101,7 +101,7 @@ local function evaluate()
     or preference.evaluate(run, task.held_out, config.batch_size, pass)
 end
 
-local before = evaluate()
+local before = run:once("before", evaluate)
 liger.fill(config, {
   max_steps = math.ceil((config.num_train_epochs or 0) * #task.train / config.batch_size),
 })
@@ -113,14 +113,14 @@ local rate = liger.optim.schedule(config.lr_scheduler_type, {
   lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
   decay_steps = math.floor(0.3 * config.max_steps),
 })
-local samples, num_tokens = liger.sampler.new(task.train, config.seed + 2), 0
+local samples = liger.sampler.new(task.train, config.seed + 2)
+run:keep({ model = model, optimizer = optimizer, samples = samples, rollouts = rollouts })
 for step in run:steps(config.max_steps, { label = "kto" }) do
   local parts, batch = pass(samples:next(config.batch_size), true)
   local grad_norm = optimizer:step(rate(step - 1))
-  num_tokens = num_tokens + batch.num_tokens
   run:log(liger.merge(preference.metrics(preference.total(parts)), {
     grad_norm = grad_norm, learning_rate = rate(step - 1), tokens = batch.num_tokens,
-    num_tokens = num_tokens, epoch = samples:epochs(), kl = batch.kl,
+    epoch = samples:epochs(), kl = batch.kl,
   }))
 end
 

@@ -257,7 +257,7 @@ describe("--resume", function()
       same(straight, again, 8)
     end
     start(toy, { out = out .. "c", ["save-steps"] = 3 }, "KILL=4")
-    _, said = run(toy, { resume = true, out = out .. "c" })
+    _, said = run(toy, { ["resume-from-checkpoint"] = true, out = out .. "c" })
     assert.matches("^resumed from %S+/checkpoint%-3 %(step 3%)\n$", said)
     same(straight, out .. "c", 8)
   end)
@@ -312,11 +312,6 @@ describe("--resume gives the bits of the straight run in", function()
     return lines(straight)
   end
 
-  it("sft", function()
-    resumes("sft", SUMS, "before: ")
-    resumes("sft", with(SUMS, { dtype = "bf16", ["lr-scheduler-type"] = "cosine" }), "before: ")
-  end)
-
   it("B90: sft, with its learning rates", function()
     for _, warmup in ipairs({ 0, 2 }) do
       local list = resumes("sft", with(SUMS, {
@@ -327,6 +322,33 @@ describe("--resume gives the bits of the straight run in", function()
         helper.close(line.learning_rate / 1e-5, rate / 1e-5, 1e-8)
       end
     end
+  end)
+
+  it("sft in bf16, whose weights have low bits beside them", function()
+    resumes("sft", with(SUMS, { dtype = "bf16", ["lr-scheduler-type"] = "cosine" }), "before: ")
+  end)
+
+  it("dpo, orpo, kto and cpo on the sums", function()
+    local options = with(SUMS, { ["sft-until"] = 0 })
+    for _, recipe in ipairs({ "dpo", "orpo", "kto", "cpo" }) do
+      resumes(recipe, options, "accuracy before: ")
+    end
+  end)
+
+  it("dpo on a file, over its epochs", function()
+    local model = folder()
+    run("sft", with(SUMS, { ["max-steps"] = 1, ["save-steps"] = 0, save = model }))
+    local rows = {}
+    for i = 1, 8 do
+      rows[i] = ('{"prompt": "%d+1=", "chosen": "%d", "rejected": "%d"}'):format(i, i + 1, i + 2)
+    end
+    local list = resumes("dpo", {
+      model = model, data = write("pairs.jsonl", table.concat(rows, "\n")), holdout = 0.25,
+      ["num-train-epochs"] = 2, ["batch-size"] = 3, ["save-steps"] = 2, dtype = "bf16",
+      ["learning-rate"] = 1e-3, ["precompute-ref-log-probs"] = true,
+    }, "answers before: ")
+    assert.equal(4, #list)
+    assert.equal(2, list[4].epoch)
   end)
 
   it("distill, on data and on own completions", function()
@@ -341,7 +363,6 @@ describe("--resume gives the bits of the straight run in", function()
   it("grpo, with a reference and several updates a batch", function()
     local short = write("short.lua",
       "return function(_, _, sample) return 1 - #sample.completion / 5 end")
-    resumes("grpo", with(GRPO, { reward = short }), "accuracy before: ")
     resumes("grpo", with(GRPO, {
       reward = short, beta = 0.1, ["num-iterations"] = 2, ["sampler-mode"] = "token_truncate",
     }), "accuracy before: ")

@@ -60,7 +60,7 @@ local function common_keys(out)
       comment = "newest checkpoints that stay; 0: all",
     },
     {
-      name = "resume", default = false, alone = "true",
+      name = "resume", default = false, alone = "true", allow = { also = "resume_from_checkpoint" },
       comment = "path or none: a run or a checkpoint to go on from; alone: --out. "
         .. "max_steps may grow: rates are then the longer run's",
     },

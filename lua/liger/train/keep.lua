@@ -138,14 +138,20 @@ function Keep:remember(step)
   self.num_tokens = self.run.num_tokens
 end
 
--- Whether the tensors are those of the step that was noted.
-function Keep:_is_unchanged()
+--- Whether the tensors are those of the step that was noted: of what has some, a changed state
+--- tells. A model alone tells nothing.
+---@return boolean
+function Keep:is_unchanged()
+  local told = not self.model
   for name, thing in pairs(self.things) do
-    if thing.tensors and state_of(name, thing) ~= self.states[name] then
-      return false
+    if thing.tensors then
+      told = true
+      if state_of(name, thing) ~= self.states[name] then
+        return false
+      end
     end
   end
-  return true
+  return told
 end
 
 function Keep:_state()
@@ -166,13 +172,11 @@ function Keep:_state()
 end
 
 --- Writes the checkpoint of the step that was noted, unless it is there.
----@return string|nil folder  nil: a step that began since has changed the tensors
+---@return string folder
 function Keep:save()
   local run = self.run
   if self.saved == self.step then
     return run.folder .. "/checkpoint-" .. self.step
-  elseif not self:_is_unchanged() then
-    return nil
   end
   sync(run)
   local content = {

@@ -215,23 +215,24 @@ end
 
 -- ---- the loop ----
 
--- Ctrl-C may leave a kept loop by `break`: its last whole step is saved.
+-- Ctrl-C may leave a kept loop by `break`: its last whole step is saved, if what is kept is still
+-- as it was then.
 function Run:_leave_loop()
   local kept = self.running
   self.running = nil
   if kept and kept.step > 0 and C.lg_sys_interrupted() then
-    self:_save_checkpoint(kept)
+    if kept:is_unchanged() then
+      self:_save_checkpoint(kept)
+    else
+      self:print(("not saved: step %d was under way"):format(kept.step + 1))
+    end
   end
 end
 
 function Run:_save_checkpoint(kept)
   local folder = kept:save()
-  if not C.lg_sys_interrupted() then
-    return
-  elseif folder then
+  if C.lg_sys_interrupted() then
     self:print(("saved %s; --resume %s goes on"):format(folder, self.folder))
-  else
-    self:print(("not saved: step %d was under way"):format(kept.step + 1))
   end
 end
 
