@@ -544,20 +544,25 @@ describe("--resume refuses", function()
 
   it("another device", function()
     local from = copy(out)
-    local path = from .. "/checkpoint-8/trainer_state.json"
-    local text = helper.read(path):gsub('"device":"cpu"', '"device":"gpu"')
-    local file = io.open(path, "w")
-    file:write(text)
-    file:close()
-    path = from .. "/checkpoint-8/manifest.json"
-    local manifest = cjson.decode(helper.read(path))
-    manifest.files["trainer_state.json"].xxh64 = require("liger.file").checksum(
-      from .. "/checkpoint-8/trainer_state.json"
-    )
-    file = io.open(path, "w")
-    file:write(cjson.encode(manifest))
-    file:close()
-    refuses({ resume = from }, "the device is cpu, the checkpoint's run had gpu")
+    local function change(name, how)
+      local path = ("%s/checkpoint-8/%s.json"):format(from, name)
+      local value = cjson.decode(helper.read(path))
+      how(value)
+      local file = io.open(path, "w")
+      file:write(cjson.encode(value))
+      file:close()
+    end
+    local device
+    change("trainer_state", function(state)
+      device, state.device = state.device, "tpu"
+    end)
+    change("manifest", function(manifest)
+      local path = from .. "/checkpoint-8/trainer_state.json"
+      manifest.files["trainer_state.json"] = {
+        bytes = #helper.read(path), xxh64 = require("liger.file").checksum(path),
+      }
+    end)
+    refuses({ resume = from }, ("the device is %s, the checkpoint's run had tpu"):format(device))
   end)
 
   it("an older checkpoint in the folder of a newer one", function()
