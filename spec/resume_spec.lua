@@ -28,8 +28,11 @@ local first = run:once("first", function()
   io.write("once\n")
   return 7
 end)
-for _ in run:steps(2, { label = "before" }) do
+for step in run:steps(2, { label = "before" }) do
   run:log({ draw = math.random() })
+  if now("AHEAD", step) then
+    interrupt()
+  end
 end
 local weight = liger.tensor({ 0, 0, 0 }):requires_grad_()
 local optimizer = liger.optim.adamw({ { name = "weight", tensor = weight } }, { lr = config.lr })
@@ -233,6 +236,18 @@ describe("--resume", function()
     same(straight, out, 8)
     assert.equal(0, lines(out)[10].norm)
     assert.is_true(lines(out)[10].at ~= lines(out)[9].at)
+  end)
+
+  it("changes nothing when Ctrl-C comes before the checkpoint was put back", function()
+    local out = run(toy, { ["save-steps"] = 3 }, "STOP=5")
+    local before = lines(out)
+    local output, status = start(toy, { resume = out }, "AHEAD=1")
+    assert.equal(130, status)
+    assert.equal("interrupted after step 1\n", output)
+    assert.same(before, lines(out))
+    assert.same({ "checkpoint-3", "checkpoint-5" }, checkpoints(out))
+    run(toy, { resume = out })
+    same(straight, out, 8)
   end)
 
   it("takes a checkpoint into a folder of its own, and leaves the run as it was", function()
@@ -527,6 +542,17 @@ describe("--resume refuses", function()
     write("toy.jsonl", "{} \n")
     refuses({ resume = from }, root .. "/toy.jsonl has changed since the run began")
     write("toy.jsonl", "{}\n")
+  end)
+
+  it("a model whose weights have changed", function()
+    os.execute(("mkdir %s/model"):format(root))
+    local weights = write("model/model.safetensors", "1")
+    write("model/other.safetensors", "1")
+    local from = run(toy, { data = root .. "/model" })
+    write("model/other.safetensors", "2")
+    run(toy, { resume = from })
+    write("model/model.safetensors", "2")
+    refuses({ resume = from }, weights .. " has changed since the run began")
   end)
 
   it("another recipe, and one with other options", function()

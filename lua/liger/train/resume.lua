@@ -117,7 +117,22 @@ local function take_options(state, values, given)
   end
 end
 
---- The checksums of the files that the options name, so that a changed one is noticed.
+local function add_sums(sums, path)
+  local info = files.stat(path)
+  if not info then
+    return
+  elseif not info.is_folder then
+    sums[path] = files.checksum(path)
+    return
+  end
+  for _, name in ipairs(files.list(path)) do
+    if name:find("^model.*%.safetensors$") or name:find("%.json$") then
+      sums[path .. "/" .. name] = files.checksum(path .. "/" .. name)
+    end
+  end
+end
+
+--- The checksums of the files and models that the options name, so that a changed one is noticed.
 ---@param values table<string, any>
 ---@return table<string, string>
 function M.inputs(values)
@@ -125,10 +140,7 @@ function M.inputs(values)
   for name, value in pairs(values) do
     local skip = OWN[name] or FREE[name] or type(value) ~= "string"
     for path in (skip and "" or value):gmatch("[^,]+") do
-      local info = files.stat(path)
-      if info and not info.is_folder then
-        sums[path] = files.checksum(path)
-      end
+      add_sums(sums, path)
     end
   end
   return sums

@@ -320,7 +320,7 @@ function Run:steps(n, settings)
   return function()
     self:_close_scope()
     if C.lg_sys_interrupted() and not self.interrupted then
-      self.interrupted = true
+      self.interrupted, self.noticed = true, true
       self.progress:close()
       self:print(("interrupted after step %d"):format(step))
     end
