@@ -270,7 +270,12 @@ describe("--resume", function()
       _, said = run(toy, { resume = value, out = again })
       assert.equal(("%s has no checkpoint yet: begins at step 1\nonce\n"):format(again), said)
       same(straight, again, 8)
+      local old = helper.read(again .. "/metrics.jsonl.old")
+      assert.equal(helper.read(out .. "b/metrics.jsonl"), old)
     end
+    refuses({ resume = true, out = out .. "b" },
+      out .. "b has no checkpoint and is of the recipe toy, this is other2",
+      write("other2.lua", TOY))
     start(toy, { out = out .. "c", ["save-steps"] = 3 }, "KILL=4")
     _, said = run(toy, { ["resume-from-checkpoint"] = true, out = out .. "c" })
     assert.matches("^resumed from %S+/checkpoint%-3 %(step 3%)\n$", said)

@@ -1,5 +1,6 @@
 -- Which checkpoint --resume means, and whether a command goes on from it with the same bits: the
 -- options that were not given are the checkpoint's, and one that differs is refused.
+local cjson = require("cjson")
 local checkpoint = require("liger.train.checkpoint")
 local files = require("liger.file")
 local options = require("liger.train.options")
@@ -38,6 +39,17 @@ local function open_one(folder, run, out)
   return { folder = folder, run = run, broken = {} }
 end
 
+-- A run that saved nothing is begun anew by its own recipe alone.
+local function check_recipe(run, recipe)
+  local text = files.read(run .. "/config.json")
+  local ok, stored = pcall(cjson.decode, text or "{}")
+  local path = ok and type(stored) == "table" and stored.recipe or ""
+  local name = path:match("([^/]*)$"):gsub("%.lua$", "")
+  if name ~= "" and name ~= recipe then
+    refuse("%s has no checkpoint and is of the recipe %s, this is %s", run, name, recipe)
+  end
+end
+
 local function open_run(run, may_be_new)
   local folder, broken = checkpoint.newest(run)
   if not folder and broken[1] then
@@ -50,13 +62,17 @@ end
 
 -- The checkpoint that a value of --resume means: { folder, run, broken }, without `folder` where
 -- the run's own folder has none yet.
-local function find(values, given)
+local function find(values, given, recipe)
   local path = values.resume
   if path == "" or path == "true" then
     if not given.out then
       refuse("which run? name its folder, or --out")
     end
-    return open_run(values.out, true)
+    local from = open_run(values.out, true)
+    if not from.folder then
+      check_recipe(values.out, recipe)
+    end
+    return from
   end
   path = path:gsub("(.)/+$", "%1")
   local info = files.stat(path)
@@ -157,7 +173,7 @@ function M.open(values, given, recipe, device)
   if values.resume == false then
     return nil
   end
-  local from = find(values, given)
+  local from = find(values, given, recipe)
   values.out = given.out and values.out or from.run
   if not from.folder then
     return from

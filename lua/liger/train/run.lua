@@ -3,6 +3,7 @@
 --
 --   for step in run:steps(n) do ... run:log { loss = loss } end
 local ffi = require("ffi")
+local blame = require("liger.train.blame")
 local config_module = require("liger.train.config")
 local files = require("liger.file")
 local json = require("liger.data.json")
@@ -199,7 +200,8 @@ function M.new(config)
   end
   for _, name in ipairs({ "metrics.jsonl", "samples.jsonl" }) do
     if from and not from.folder then
-      os.remove(run.folder .. "/" .. name)
+      local path = run.folder .. "/" .. name
+      os.rename(path, path .. ".old")
     end
     run.files[name] = run.open_append(name)
   end
@@ -398,47 +400,6 @@ local function metric(name, value)
   return value
 end
 
-local function is_finite(x)
-  return x - x == 0
-end
-
-local exponent_bits = { bf16 = 0x7F80, f16 = 0x7C00 }
-
-local is_integral = { i32 = true, i64 = true, u8 = true }
-
-local function all_finite(tensor)
-  if is_integral[tensor.dtype] or tensor.storage.dead then
-    return true
-  end
-  local t = tensor:is_contiguous() and tensor or tensor:detach():clone()
-  local data, exponent = t:read(), exponent_bits[t.dtype]
-  for i = 0, t:numel() - 1 do
-    if exponent then
-      if bit.band(data[i], exponent) == exponent then
-        return false
-      end
-    elseif not is_finite(data[i]) then
-      return false
-    end
-  end
-  return true
-end
-
--- The first of the watched tensors that holds a NaN or an infinity; where all are finite, the first
--- whose gradient does, or did at the optimiser's last step.
-function Run:_blame()
-  for _, entry in ipairs(self.watched) do
-    if not all_finite(entry.tensor) then
-      return entry.name
-    end
-  end
-  for _, entry in ipairs(self.watched) do
-    if entry.tensor.grad_failed or entry.tensor.grad and not all_finite(entry.tensor.grad) then
-      return "gradient of " .. entry.name
-    end
-  end
-end
-
 --- Adds a tensor, or a model's parameters, to those that are looked through, in this order, when a
 --- loss or a gradient is not finite.
 ---@param name string|liger.Parameter[]
@@ -455,9 +416,9 @@ end
 function Run:check(values)
   for _, name in ipairs({ "loss", "grad_norm" }) do
     local value = values[name]
-    if value and not is_finite(value) then
+    if value and value - value ~= 0 then
       local text = value ~= value and "nan" or value > 0 and "inf" or "-inf"
-      local blamed = self:_blame()
+      local blamed = blame.first(self.watched)
       blamed = blamed and "; the first tensor with NaN or Inf is " .. blamed or ""
       error(("step %d: %s is %s%s"):format(self.step, name, text, blamed), 0)
     end
