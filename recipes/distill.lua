@@ -85,14 +85,7 @@ if task.built_in then
 end
 local before = evaluate(student, rollouts)
 
-local optimizer = liger.optim.adamw(student:parameters(), {
-  lr = config.learning_rate, weight_decay = config.weight_decay,
-  max_grad_norm = config.max_grad_norm,
-})
-local rate = liger.optim.schedule(config.lr_scheduler_type, {
-  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
-  decay_steps = math.floor(0.3 * config.max_steps),
-})
+local optimizer, rate = liger.optimizer(student, config)
 local rows, seen = liger.sampler.new(task.train, config.seed + 1), 0
 
 -- A micro-batch's sums for the log; `scale` is the weight of a token.

@@ -81,14 +81,7 @@ end
 local before = rollouts:evaluate()
 
 local reference = config.beta > 0 and model:copy()
-local optimizer = liger.optim.adamw(model:parameters(), {
-  lr = config.learning_rate, weight_decay = config.weight_decay,
-  max_grad_norm = config.max_grad_norm,
-})
-local rate = liger.optim.schedule(config.lr_scheduler_type, {
-  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
-  decay_type = "linear", decay_steps = math.floor(0.3 * config.max_steps),
-})
+local optimizer, rate = liger.optimizer(model, config, { decay_type = "linear" })
 local prompts, num_tokens = liger.sampler.new(task.train, config.seed + 2), 0
 
 local function logprob(batch)

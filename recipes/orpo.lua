@@ -37,11 +37,7 @@ local task = liger.task.preference(config, "pairs")
 local model, run = task.model, liger.run(config)
 model.checkpointing = config.gradient_checkpointing
 run:watch(model:parameters())
-local rollouts = liger.rollouts(run, task, liger.reward("exact"))
-if task.built_in then
-  rollouts:warm_up(config.sft_learning_rate, config.sft_until)
-  rollouts:make_pairs(config.max_steps and config.max_steps * config.batch_size)
-end
+local rollouts = preference.start(run, task) -- of sums: a warm-up, then pairs
 
 -- What the log needs of each micro-batch, and the batch; with gradients where `backward`.
 local function pass(rows, backward)
@@ -57,23 +53,12 @@ local function pass(rows, backward)
   return parts, batch
 end
 
-local function evaluate()
-  return task.built_in and rollouts:evaluate()
-    or preference.evaluate(run, task.held_out, config.batch_size, pass)
-end
-
+local evaluate = preference.evaluator(run, task, rollouts, pass)
 local before = evaluate()
 liger.fill(config, {
   max_steps = math.ceil((config.num_train_epochs or 0) * #task.train / config.batch_size),
 })
-local optimizer = liger.optim.adamw(model:parameters(), {
-  lr = config.learning_rate, weight_decay = config.weight_decay,
-  max_grad_norm = config.max_grad_norm,
-})
-local rate = liger.optim.schedule(config.lr_scheduler_type, {
-  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
-  decay_steps = math.floor(0.3 * config.max_steps),
-})
+local optimizer, rate = liger.optimizer(model, config)
 local samples, num_tokens = liger.sampler.new(task.train, config.seed + 2), 0
 for step in run:steps(config.max_steps, { label = "orpo" }) do
   local parts, batch = pass(samples:next(config.batch_size), true)
@@ -85,8 +70,4 @@ for step in run:steps(config.max_steps, { label = "orpo" }) do
   }))
 end
 
-run:save(model, task.tokenizer)
-local after = evaluate()
-run:print(("held-out %s before: %s"):format(task.metric, before))
-run:print(("held-out %s after: %s"):format(task.metric, after))
-run:finish()
+preference.finish(run, task, before, evaluate)

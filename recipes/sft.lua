@@ -46,14 +46,7 @@ local model, run = task.model, liger.run(config)
 model.checkpointing = config.gradient_checkpointing
 run:watch(model:parameters())
 
-local optimizer = liger.optim.adamw(model:parameters(), {
-  lr = config.learning_rate, weight_decay = config.weight_decay,
-  max_grad_norm = config.max_grad_norm,
-})
-local rate = liger.optim.schedule(config.lr_scheduler_type, {
-  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
-  decay_steps = math.floor(0.3 * config.max_steps),
-})
+local optimizer, rate = liger.optimizer(model, config)
 
 local loss_options = {
   token_scaling = config.loss_type == "dft", label_smoothing = config.label_smoothing,

@@ -43,6 +43,7 @@ local FUNCTIONS = {
   mismatch = { "liger.data.preference", "mismatch" },
   no_grad = { "liger.autograd", "no_grad" },
   ones = { "liger.fn", "ones" },
+  optimizer = { "liger.train.optimizer", "new" },
   pick = { "liger.train.config", "pick" },
   rand = { "liger.fn", "rand" },
   randn = { "liger.fn", "randn" },

@@ -6,6 +6,8 @@ local fn = require("liger.fn")
 local memory = require("liger.memory")
 local ops = require("liger.ops")
 local pack = require("liger.nn.pack")
+local reward = require("liger.rollout.reward")
+local rollouts_module = require("liger.train.rollouts")
 local Tensor = require("liger.tensor")
 
 local Batch = {}
@@ -298,18 +300,57 @@ local function summary(metrics)
   return ("%.4f loss"):format(metrics.loss)
 end
 
---- The loss of rows that are not trained on, in batches, as text.
----@param run liger.Run
----@param rows liger.PreferenceRow[]
----@param size integer  rows a batch
----@param pass fun(rows: liger.PreferenceRow[]): table[]  gives a batch's parts, of sums()
----@return string
-function M.evaluate(run, rows, size, pass)
+-- The loss of rows that are not trained on, in batches, as text.
+local function held_out_loss(run, rows, pass)
   local total = {}
-  for part in run:parts(rows, size, "held-out") do
+  for part in run:parts(rows, run.config.batch_size, "held-out") do
     M.total(autograd.no_grad(pass, part), total)
   end
   return run.should_stop() and "interrupted" or summary(M.metrics(total))
+end
+
+-- ---- a recipe's beginning and end ----
+
+--- Of the built-in sums: warms the model up and makes pairs, right answers and wrong ones of its
+--- own, enough for the steps there are.
+---@param run liger.Run  its config: sft_learning_rate, sft_until, max_steps, batch_size
+---@param task table     of task.preference
+---@return liger.Rollouts|nil  nil: the task is a file's
+function M.start(run, task)
+  if not task.built_in then
+    return nil
+  end
+  local config = run.config
+  local rollouts = rollouts_module.new(run, task, reward.new("exact"))
+  rollouts:warm_up(config.sft_learning_rate, config.sft_until)
+  rollouts:make_pairs(config.max_steps and config.max_steps * config.batch_size)
+  return rollouts
+end
+
+--- What measures the model on held-out rows, as text: sums by the share of right answers, a file's
+--- rows by their loss.
+---@param run liger.Run
+---@param task table
+---@param rollouts liger.Rollouts|nil  of start()
+---@param pass fun(rows: liger.PreferenceRow[]): table[]  gives a batch's parts, of sums()
+---@return fun(): string
+function M.evaluator(run, task, rollouts, pass)
+  return function()
+    return rollouts and rollouts:evaluate() or held_out_loss(run, task.held_out, pass)
+  end
+end
+
+--- Saves the model, says how it was before and is now, and ends the run.
+---@param run liger.Run
+---@param task table
+---@param before string            what evaluate gave
+---@param evaluate fun(): string
+function M.finish(run, task, before, evaluate)
+  run:save(task.model, task.tokenizer)
+  local after = evaluate()
+  run:print(("held-out %s before: %s"):format(task.metric, before))
+  run:print(("held-out %s after: %s"):format(task.metric, after))
+  run:finish()
 end
 
 return M
