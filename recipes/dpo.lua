@@ -35,7 +35,9 @@ local config = liger.config({
   sft_learning_rate = 1e-3, -- of the small model's warm-up, 128 problems a step
   sft_until = 0.3, -- share of right sampled answers that ends the warm-up
   save = "", -- folder for the trained model
-}, liger.merge(preference.ranges, dpo.ranges))
+}, liger.merge(preference.ranges, dpo.ranges, {
+  precompute_ref_log_probs = { with = { "reference_free", false } },
+}))
 liger.fill(config, config.data == "" and {
   max_steps = not config.num_train_epochs and 150, batch_size = 64, learning_rate = 3e-4,
   warmup_steps = 10, beta = 2,

@@ -4,7 +4,6 @@
 local liger = require("liger")
 local sft = liger.sft
 
-local count, whole, from_0 = { min = 1, whole = true }, { min = 0, whole = true }, { min = 0 }
 local config = liger.config({
   model = "", -- a Hugging Face folder or a GGUF file; empty: a small model
   data = "", -- JSONL; empty: sums of two-digit numbers
@@ -24,15 +23,10 @@ local config = liger.config({
   max_grad_norm = 1, -- 0: no clipping
   gradient_checkpointing = false, -- recompute layers in the backward: less memory, more time
   save = "", -- folder for the trained model
-}, {
-  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_length = count,
-  num_train_epochs = { above = 0 }, max_steps = whole,
-  batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
-  micro_tokens = whole, learning_rate = from_0, warmup_steps = from_0, weight_decay = from_0,
-  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, max_grad_norm = from_0,
+}, liger.merge(liger.ranges.training, liger.ranges.samples, {
   loss_type = { "nll", "dft" },
   label_smoothing = { min = 0, max = 1, also = "label_smoothing_factor" },
-})
+}))
 liger.fill(config, config.data == "" and {
   max_steps = not config.num_train_epochs and 300, batch_size = 128, learning_rate = 1e-3,
   warmup_steps = 20,

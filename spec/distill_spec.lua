@@ -425,7 +425,7 @@ describe("distillation", function()
   it("refuses what it does not know", function()
     for _, case in ipairs({
       { { loss = 1 }, "distill: unknown option loss" },
-      { { loss_type = "kl" }, "distill: loss_type is kl, wanted ce_tvd, tvd, jsd, forward_kl, " },
+      { { loss_type = "kl" }, "distill: loss_type is kl, wanted one of ce_tvd, tvd, jsd, " },
       { { beta = 1.5 }, "distill: beta is 1.5, wanted a number from 0 to 1" },
       { { temperature = 0 }, "distill: temperature is 0, wanted a number above 0" },
       { { temperature = INF }, "distill: temperature is inf, wanted a number above 0" },

@@ -6,7 +6,7 @@ local lib = require("liger.ffi")
 local logits = require("liger.logits")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
-local with_defaults = require("liger.options")
+local with_defaults = require("liger.options").plain
 
 local M = {}
 local methods = Tensor.methods

@@ -21,6 +21,7 @@ local MODULES = {
   orpo = "liger.loss.orpo",
   ppo = "liger.loss.ppo",
   preference = "liger.train.preference",
+  ranges = "liger.train.ranges",
   sft = "liger.loss.sft",
   score = "liger.rollout.score",
 }

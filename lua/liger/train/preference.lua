@@ -2,10 +2,12 @@
 -- and a label; packed micro-batches that never tear a pair apart, the reference's
 -- log-probabilities, and TRL's metrics.
 local autograd = require("liger.autograd")
+local config_module = require("liger.train.config")
 local fn = require("liger.fn")
 local memory = require("liger.memory")
 local ops = require("liger.ops")
 local pack = require("liger.nn.pack")
+local ranges = require("liger.train.ranges")
 local reward = require("liger.rollout.reward")
 local rollouts_module = require("liger.train.rollouts")
 local Tensor = require("liger.tensor")
@@ -17,17 +19,8 @@ local M = {}
 
 M.pair = { "chosen", "rejected" }
 
-local count, from_0 = { min = 1, whole = true }, { min = 0 }
-
 --- Limits of the options that the recipes share.
-M.ranges = {
-  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_length = count,
-  num_train_epochs = { above = 0 }, max_steps = { min = 0, whole = true },
-  batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
-  micro_tokens = { min = 0, whole = true }, learning_rate = from_0, warmup_steps = from_0,
-  weight_decay = from_0, lr_scheduler_type = { "constant", "linear", "cosine", "wsd" },
-  max_grad_norm = from_0, sft_learning_rate = from_0, sft_until = { min = 0, max = 1 },
-}
+M.ranges = config_module.merge(ranges.training, ranges.samples, ranges.warm_up)
 
 ---@class liger.PreferenceRow
 ---@field ids integer[]          of the prompt
