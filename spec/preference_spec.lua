@@ -95,27 +95,28 @@ describe("pairs of a file", function()
 
   it("that are wrong are named by file and line, with what was wanted", function()
     for text, line in pairs({
-      ["chosen is a nil, wanted a string or list of messages"] = '{"prompt": "a"}',
-      ["rejected is a number, wanted a string or list of messages"] =
+      ["column `chosen` is missing, wanted a string or a list of messages"] = '{"prompt": "a"}',
+      ["column `rejected` is a number, wanted a string or a list of messages"] =
         '{"prompt": "a", "chosen": "b", "rejected": 1}',
-      ["rejected is a table, wanted a string"] =
+      ["column `rejected` is a list, wanted a string"] =
         '{"prompt": "a", "chosen": "b", "rejected": [{"role": "user", "content": "x"}]}',
-      ["prompt is a number, wanted a string or list of messages"] =
+      ["column `prompt` is a number, wanted a string or a list of messages"] =
         '{"prompt": 1, "chosen": "b", "rejected": "c"}',
-      ["prompt is empty, wanted at least one token"] =
+      ["column `prompt` is empty, wanted at least one token"] =
         '{"prompt": "", "chosen": "b", "rejected": "c"}',
-      ["there is no prompt in messages, wanted one, or answers with the same beginning"] =
+      ["column `prompt` is a string, wanted a list of messages, or answers with the same"] =
         '{"prompt": "a", "chosen": [{"role": "user", "content": "x"}],'
         .. ' "rejected": [{"role": "user", "content": "y"}]}',
-      ["chosen is a string, wanted a list of messages"] =
+      ["column `chosen` is a string, wanted a list of messages"] =
         '{"prompt": [{"role": "user", "content": "x"}], "chosen": "b", "rejected": "c"}',
-      ["chosen[1] has no role"] = '{"chosen": [{"content": "x"}], "rejected": [{}]}',
-      ["there is no prompt in text, wanted one, or answers with the same beginning"] =
+      ["column `chosen[1].role` is missing, wanted a string"] =
+        '{"chosen": [{"content": "x"}], "rejected": [{}]}',
+      ["column `prompt` is missing, wanted a string, or answers with the same beginning"] =
         '{"chosen": "b", "rejected": "c"}',
-      ["chosen is all prompt, wanted an answer behind the common beginning"] =
+      ["column `chosen` is all prompt, wanted an answer behind the common beginning"] =
         '{"chosen": "ab", "rejected": "abc"}',
-      ["rejected is all prompt"] = '{"chosen": "abc", "rejected": "ab"}',
-      ["row has 13 tokens, wanted at most 12; max_length cuts it"] =
+      ["column `rejected` is all prompt"] = '{"chosen": "abc", "rejected": "ab"}',
+      ["the row has 13 tokens, wanted at most 12; max_length cuts it"] =
         '{"prompt": "1234567890", "chosen": "bb", "rejected": "c"}',
     }) do
       with_rows({ '{"prompt": "1", "chosen": "2", "rejected": "3"}', line }, function(path)
@@ -150,10 +151,10 @@ describe("labelled answers of a file", function()
 
   it("that are wrong are named by file and line", function()
     for text, line in pairs({
-      ["label is missing, wanted true or false"] = '{"prompt": "a", "completion": "b"}',
-      ["label is a number, wanted true or false"] =
+      ["column `label` is missing, wanted true or false"] = '{"prompt": "a", "completion": "b"}',
+      ["column `label` is a number, wanted true or false"] =
         '{"prompt": "a", "completion": "b", "label": 1}',
-      ["completion is a nil, wanted a string or list of messages"] =
+      ["column `completion` is missing, wanted a string or a list of messages"] =
         '{"prompt": "a", "label": true}',
     }) do
       with_rows({ line }, function(path)
