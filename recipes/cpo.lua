@@ -48,12 +48,12 @@ local rollouts = preference.start(run, task) -- of sums: a warm-up, then pairs
 local function pass(rows, backward)
   local batch, parts = preference.batch(rows, preference.pair), {}
   for micro in batch:split(config.micro_tokens) do
-    local logp, entropy = model:logprob(micro)
+    local logp, seen = preference.logprob(model, micro)
     local loss, values = cpo.loss(micro, logp, options)
     if backward then
       loss:backward()
     end
-    parts[#parts + 1] = preference.sums(micro, loss, values, entropy)
+    parts[#parts + 1] = preference.sums(micro, loss, values, seen)
   end
   return parts, batch
 end

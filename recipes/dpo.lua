@@ -73,14 +73,14 @@ local function pass(rows, backward)
     if not options.reference_free then
       preference.set_reference(micro, reference, logps)
     end
-    local hidden = model:hidden(micro)
-    local logp, entropy, lse = model:logprob(micro, nil, hidden)
-    micro.log_p2 = options.use_weighting and preference.log_p2(model, micro, hidden, lse)
+    local logp, seen = preference.logprob(model, micro)
+    micro.log_p2 = options.use_weighting
+      and preference.log_p2(model, micro, seen.hidden, seen.lse)
     local loss, values = dpo.loss(micro, logp, options)
     if backward then
       loss:backward()
     end
-    parts[#parts + 1] = preference.sums(micro, loss, values, entropy)
+    parts[#parts + 1] = preference.sums(micro, loss, values, seen)
   end
   return parts, batch
 end

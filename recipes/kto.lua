@@ -82,12 +82,12 @@ local function pass(rows, backward)
   for micro in batch:split(config.micro_tokens) do
     micro.kl = batch.kl
     preference.set_reference(micro, reference, preference.logps)
-    local logp, entropy = model:logprob(micro)
+    local logp, seen = preference.logprob(model, micro)
     local loss, values = kto.loss(micro, logp, options)
     if backward then
       loss:backward()
     end
-    parts[#parts + 1] = preference.sums(micro, loss, values, entropy)
+    parts[#parts + 1] = preference.sums(micro, loss, values, seen)
   end
   return parts, batch
 end

@@ -43,12 +43,12 @@ local rollouts = preference.start(run, task) -- of sums: a warm-up, then pairs
 local function pass(rows, backward)
   local batch, parts = preference.batch(rows, preference.pair, true), {}
   for micro in batch:split(config.micro_tokens) do
-    local logp = model:logprob(micro)
+    local logp, seen = preference.logprob(model, micro)
     local loss, values = orpo.loss(micro, logp, options)
     if backward then
       loss:backward()
     end
-    parts[#parts + 1] = preference.sums(micro, loss, values)
+    parts[#parts + 1] = preference.sums(micro, loss, values, seen)
   end
   return parts, batch
 end

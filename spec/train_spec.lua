@@ -555,7 +555,8 @@ describe("a recipe", function()
     local data = write("lacks.jsonl", '{"prompt": "1", "answer": "x"}\n{"prompt": "2"}\n')
     local given = { model = model, data = data, max_completion_length = 5 }
     refused("grpo", 1, data .. ":2: column `answer` is missing, wanted a string or a number", given)
-    refused("grpo", 1, data .. ":1: answer has no number: x", with(given, { reward = "numeric" }))
+    refused("grpo", 1, data .. ":1: column `answer` is \"x\", wanted a number in it",
+      with(given, { reward = "numeric" }))
     refused(
       "grpo", 1,
       data .. ":1: column `prompt` has 1 tokens and max_completion_length is 99, wanted at most 64 "

@@ -348,13 +348,14 @@ lg_status lg_linear_logits(lg_context *ctx, const lg_tensor *x, const lg_tensor 
 
 /* Log-probability of the target under softmax(z), z as in linear_logits, without an [N,V] of logits beyond a chunk:
  *   lse[n] = log sum_v exp z[n,v],  logp[n] = z[n,target[n]] - lse[n],  entropy[n] = lse[n] - sum_v p[n,v] z[n,v].
- * Rows whose target is `ignore` take no part in the product and get 0 in all outputs. `z`, when given, keeps the rows that took
- * part, packed at the front, for the backward. A target outside [0, V) is an error.
- *: x[N,C] w[V,C] b?[V] target[N]:i32 -> logp[N]:acc entropy?[N]:acc lse[N]:acc z?[N,V]:acc */
+ * predicted[n] is the smallest index of the largest z. Rows whose target is `ignore` take no part in the product and get 0 in all
+ * outputs, -1 in predicted. `z`, when given, keeps the rows that took part, packed at the front, for the backward. A target outside
+ * [0, V) is an error.
+ *: x[N,C] w[V,C] b?[V] target[N]:i32 -> logp[N]:acc entropy?[N]:acc lse[N]:acc predicted?[N]:i32 z?[N,V]:acc */
 lg_status lg_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                             const lg_tensor *b, const lg_tensor *target, double temperature,
                             double softcap, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
-                            lg_tensor *lse, lg_tensor *z);
+                            lg_tensor *lse, lg_tensor *predicted, lg_tensor *z);
 /* dz[n,v] = dlogp[n] ([v = target[n]] - p[n,v]) - dentropy[n] p[n,v] (z[n,v] - lse[n] + entropy[n]), then through the
  * temperature and the cap to dx = dlogits w, dw += dlogits^T x, db += sum of dlogits. Rows that are ignored or whose dlogp and
  * dentropy are exactly 0 are left out of the products; their dx is 0. `z` is overwritten; without it the logits are recomputed.

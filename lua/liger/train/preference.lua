@@ -3,8 +3,8 @@
 -- log-probabilities, and TRL's metrics.
 local autograd = require("liger.autograd")
 local config_module = require("liger.train.config")
-local fn = require("liger.fn")
 local memory = require("liger.memory")
+local metrics = require("liger.train.preference_metrics")
 local ops = require("liger.ops")
 local pack = require("liger.nn.pack")
 local ranges = require("liger.train.ranges")
@@ -15,7 +15,9 @@ local Tensor = require("liger.tensor")
 local Batch = {}
 Batch.__index = Batch
 
-local M = {}
+local M = {
+  logprob = metrics.logprob, sums = metrics.sums, total = metrics.total, metrics = metrics.metrics,
+}
 
 M.pair = { "chosen", "rejected" }
 
@@ -178,119 +180,17 @@ function M.log_p2(model, micro, hidden, lse)
   end)
 end
 
--- ---- metrics ----
-
---- What the log needs of a micro-batch, left on the device until the step ends.
----@param batch table             completion_cu, total_rows?; labels?: single answers, true is
----   chosen
----@param loss liger.Tensor       [] its share
----@param values table            logps, rewards: [S]; parts?: further numbers for the log, shares
----   []
----@param entropy? liger.Tensor   [K]
----@return table                  for total()
-function M.sums(batch, loss, values, entropy)
-  return autograd.no_grad(function()
-    local S, labels = values.logps:numel(), batch.labels
-    local rows = labels and S or S / 2
-    local part = {
-      rows = rows, scale = batch.total_rows or rows, labels = labels, sequences = S,
-      tensors = { loss:detach() }, names = { "loss" },
-    }
-    for name, x in pairs(values.parts or {}) do
-      part.names[#part.names + 1], part.tensors[#part.tensors + 1] = name, x
-    end
-    if entropy then
-      part.tokens = entropy:numel()
-      part.tensors[#part.tensors + 1] = fn.sum(entropy)
-    end
-    part.tensors[#part.tensors + 1] = values.logps
-    part.tensors[#part.tensors + 1] = values.rewards
-    return part
-  end)
-end
-
-local function add(total, key, value)
-  total[key] = (total[key] or 0) + value
-end
-
--- Adds a part whose values stand in data from `at` on; the place behind them.
-local function add_part(total, part, data, at)
-  add(total, "rows", part.rows)
-  total.means = total.means or {}
-  for _, name in ipairs(part.names) do
-    add(total.means, name, data[at] * part.scale)
-    at = at + 1
-  end
-  if part.tokens then
-    add(total, "tokens", part.tokens)
-    add(total, "entropy", data[at])
-    at = at + 1
-  end
-  local S, labels = part.sequences, part.labels
-  local rewards = at + S
-  for s = 0, S - 1 do
-    local is_chosen = s < part.rows
-    if labels then
-      is_chosen = labels[s + 1]
-    elseif is_chosen then
-      add(total, "right", data[rewards + s] > data[rewards + s + part.rows] and 1 or 0)
-    end
-    local side = is_chosen and "chosen" or "rejected"
-    add(total, side, 1)
-    add(total, "logps/" .. side, data[at + s])
-    add(total, "rewards/" .. side, data[rewards + s])
-  end
-  return rewards + S
-end
-
---- Adds up the parts of a batch, or of several. Waits for the device once.
----@param parts table[]  of sums()
----@param total? table   to add to
----@return table
-function M.total(parts, total)
-  local tensors, at = {}, 0
-  for _, part in ipairs(parts) do
-    for _, x in ipairs(part.tensors) do
-      tensors[#tensors + 1] = x
-    end
-  end
-  total = total or {}
-  local data = Tensor.read_all(tensors)
-  for _, part in ipairs(parts) do
-    at = add_part(total, part, data, at)
-  end
-  return total
-end
-
---- TRL's metrics of a batch; those of nothing are left out.
----@param total table  of total()
----@return table<string, number>
-function M.metrics(total)
-  local metrics = {}
-  for name, sum in pairs(total.means) do
-    metrics[name] = sum / total.rows
-  end
-  for _, side in ipairs(M.pair) do
-    for _, name in ipairs({ "logps/" .. side, "rewards/" .. side }) do
-      metrics[name] = total[side] and total[name] / total[side]
-    end
-  end
-  local chosen, rejected = metrics["rewards/chosen"], metrics["rewards/rejected"]
-  metrics["rewards/margins"] = chosen and rejected and chosen - rejected
-  metrics["rewards/accuracies"] = total.right and total.right / total.rows
-  metrics.entropy = total.tokens and total.entropy / math.max(total.tokens, 1)
-  return metrics
-end
+-- ---- held-out rows ----
 
 -- Loss and reward accuracy (of single answers: reward margin) as text.
-local function summary(metrics)
-  local accuracy, margin = metrics["rewards/accuracies"], metrics["rewards/margins"]
+local function summary(values)
+  local accuracy, margin = values["rewards/accuracies"], values["rewards/margins"]
   if accuracy then
-    return ("%.4f loss, %.3f reward accuracy"):format(metrics.loss, accuracy)
+    return ("%.4f loss, %.3f reward accuracy"):format(values.loss, accuracy)
   elseif margin then
-    return ("%.4f loss, %.4f reward margin"):format(metrics.loss, margin)
+    return ("%.4f loss, %.4f reward margin"):format(values.loss, margin)
   end
-  return ("%.4f loss"):format(metrics.loss)
+  return ("%.4f loss"):format(values.loss)
 end
 
 -- The loss of rows that are not trained on, in batches, as text.
