@@ -19,6 +19,7 @@ local config = liger.config({
   learning_rate = false, -- default 4e-4 for sums, 1e-6 for data
   lr_scheduler_type = false, -- default wsd (constant, then falling) for sums, linear for data
   warmup_steps = false, -- default 20 for sums, 0 for data
+  optim = "adamw", -- or adamw_bf16: of bf16 weights, states in bf16 too (10 bytes a weight, not 16)
   weight_decay = 0,
   max_grad_norm = 1, -- 0: no clipping
   num_iterations = 1, -- updates a batch of completions

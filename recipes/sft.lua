@@ -19,6 +19,7 @@ local config = liger.config({
   learning_rate = false, -- default 1e-3 for sums, 2e-5 for data
   lr_scheduler_type = "linear", -- constant, linear, cosine or wsd
   warmup_steps = false, -- default 20 for sums, 0 for data
+  optim = "adamw", -- or adamw_bf16: of bf16 weights, states in bf16 too (10 bytes a weight, not 16)
   weight_decay = 0,
   max_grad_norm = 1, -- 0: no clipping
   gradient_checkpointing = false, -- recompute layers in the backward: less memory, more time

@@ -64,6 +64,8 @@ local LINES = {
 }
 for _, name in ipairs({ "sft", "distill", "dpo", "orpo", "cpo", "kto", "grpo" }) do
   LINES[#LINES + 1] = { name, "holdout", "0.1", "", DATA }
+  LINES[#LINES + 1] = { name, "optim", "adamw_bf16", "", "--dtype bf16" }
+  LINES[#LINES + 1] = { name, "optim", "adamw_bf16", "--dtype f32", "--dtype bf16" }
   if name ~= "grpo" then
     LINES[#LINES + 1] = { name, "max-length", "1024", "", DATA }
   end
@@ -155,6 +157,11 @@ describe("a recipe's option", function()
       "--holdout is 0.2 and data is none, wanted it only with data",
       refusal("sft", "--holdout 0.2").message
     )
+    assert.equal(
+      "--optim is adamw_bf16 and dtype is f32, wanted it only with dtype bf16",
+      refusal("grpo", "--optimizer adamw_bf16").message
+    )
+    assert.is_nil(refusal("grpo", "--optim adamw"))
     assert.equal(
       "--sft_until is 0.2 and data is d, wanted it only without data",
       refusal("orpo", DATA, "--sft-until 0.2").message

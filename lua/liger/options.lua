@@ -4,7 +4,8 @@
 -- wanted = "a list of ids" } takes what is no number, text or boolean. Its field `with` says what
 -- the option needs to have an effect: { "loss_type", "jsd", "tvd" }, another option with one of
 -- these values; { "beta", above = 0 }, a number, or one that is not known yet (false);
--- { "sampler_mode" }, one that is set; or a list of such, any of which will do.
+-- { "sampler_mode" }, one that is set; or a list of such, any of which will do. The field `choice`
+-- says so for some of the choices, by their names.
 local M = {}
 
 -- The command line is read by this before a device is chosen, which ffi opens.
@@ -128,20 +129,22 @@ end
 --- The first of the given options, by name, that the others leave without effect, as text; nil
 --- where there is none. One that is off (false, as its default) does not count.
 ---@param defaults table<string, any>
----@param ranges table<string, table>  those with `with`
+---@param ranges table<string, table>  see above
 ---@param values table<string, any>    all options
 ---@param given table<string, any>     keys: the names of those that were given
 ---@return string|nil
 function M.unread(defaults, ranges, values, given)
-  local names = {}
+  local names, conditions = {}, {}
   for name in pairs(given) do
-    if ranges[name] and ranges[name].with and (values[name] or defaults[name]) then
+    local range, value = ranges[name] or {}, values[name]
+    conditions[name] = range.with or range.choice and range.choice[value]
+    if conditions[name] and (value or defaults[name]) then
       names[#names + 1] = name
     end
   end
   table.sort(names)
   for _, name in ipairs(names) do
-    local with, got, wanted = ranges[name].with, {}, {}
+    local with, got, wanted = conditions[name], {}, {}
     local counts = false
     for i, condition in ipairs(type(with[1]) == "table" and with or { with }) do
       counts = counts or holds(condition, values)

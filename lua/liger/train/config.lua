@@ -152,6 +152,7 @@ end
 
 local allowed_fields = {
   min = true, max = true, above = true, whole = true, also = true, with = true,
+  choice = true,
 }
 
 local function check_constraints(defaults, constraints)
@@ -161,8 +162,8 @@ local function check_constraints(defaults, constraints)
     end
     for field in pairs(allow) do
       if type(field) ~= "number" and not allowed_fields[field] then
-        local form = "config: %s: constraint %s, wanted min, max, above, whole, with, also or "
-          .. "a list"
+        local form = "config: %s: constraint %s, wanted min, max, above, whole, with, choice, "
+          .. "also or a list"
         error(form:format(name, tostring(field)), 3)
       end
     end

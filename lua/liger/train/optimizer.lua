@@ -5,15 +5,16 @@ local M = {}
 
 --- AdamW on a model's parameters, and its schedule.
 ---@param model liger.Decoder
----@param config table     learning_rate, lr_scheduler_type, max_steps, warmup_steps, weight_decay,
----   max_grad_norm
+---@param config table     optim, seed, learning_rate, lr_scheduler_type, max_steps, warmup_steps,
+---   weight_decay, max_grad_norm
 ---@param schedule? table  further options of optim.schedule
 ---@return liger.AdamW
 ---@return fun(step: integer): number rate  of step 0, 1, ...
 function M.new(model, config, schedule)
   local optimizer = optim.adamw(model:parameters(), {
     lr = config.learning_rate, weight_decay = config.weight_decay,
-    max_grad_norm = config.max_grad_norm,
+    max_grad_norm = config.max_grad_norm, seed = config.seed,
+    states = config.optim == "adamw_bf16" and "bf16" or "f32",
   })
   local options = {
     lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,

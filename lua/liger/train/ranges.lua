@@ -9,6 +9,9 @@ M.training = {
   max_steps = whole, micro_tokens = whole, learning_rate = from_0,
   lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, warmup_steps = from_0,
   weight_decay = from_0, max_grad_norm = from_0,
+  optim = {
+    "adamw", "adamw_bf16", also = "optimizer", choice = { adamw_bf16 = { "dtype", "bf16" } },
+  },
 }
 
 --- Of those that go through a file's samples in epochs.
