@@ -448,16 +448,13 @@ in every recipe:
         "--top-p",
         "2"
       )
-      fails(
-        1,
-        "generate: prompt 1 has 3 tokens and max_new is 62, wanted at most 64 together",
-        "generate",
-        "model",
-        "--ids",
-        "1,2,3",
-        "--max-new",
-        "62"
-      )
+      -- The default is given too.
+      for _, max_new in ipairs({ "62", "128" }) do
+        local form = "generate: prompt 1 has 3 tokens and max_new is %s, wanted at most 64 together"
+        fails(1, form:format(max_new), "generate", "model", "--ids", "1,2,3", "--max-new", max_new)
+      end
+      beside("--temperature", "--greedy", "Hi", "--greedy", "--temperature", "1")
+      beside("--top-p", "--temperature 0", "Hi", "--temperature", "0", "--top-p", "1")
     end)
   end)
 

@@ -255,7 +255,7 @@ local config = liger.config {
     refuses("{ lr = 1 }, { rl = { min = 0 } }", "constraint for rl, which is no key")
     refuses(
       "{ lr = 1 }, { lr = { least = 0 } }",
-      "lr: constraint least, wanted min, max, above, whole, also or a list"
+      "lr: constraint least, wanted min, max, above, whole, with, choice, also or a list"
     )
   end)
 

@@ -348,6 +348,10 @@ describe("--resume gives the bits of the straight run in", function()
     resumes("sft", with(SUMS, { dtype = "bf16", ["lr-scheduler-type"] = "cosine" }), "before: ")
   end)
 
+  it("sft in bf16 whose weights and moments are rounded at random", function()
+    resumes("sft", with(SUMS, { dtype = "bf16", optim = "adamw_bf16" }), "before: ")
+  end)
+
   it("dpo, orpo, kto and cpo on the sums", function()
     local options = with(SUMS, { ["sft-until"] = 0 })
     for _, recipe in ipairs({ "dpo", "orpo", "kto", "cpo" }) do

@@ -6,7 +6,7 @@ local lib = require("liger.ffi")
 local logits = require("liger.logits")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
-local with_defaults = require("liger.options")
+local with_defaults = require("liger.options").plain
 
 local M = {}
 local methods = Tensor.methods
@@ -357,6 +357,7 @@ local LOGPROB_DEFAULTS = {
   ignore = -100, -- targets that take no part
   -- bytes of logits that may be kept for the backward; above it they are recomputed
   logits_budget = 2 ^ 29,
+  predicted = false, -- whether to give it too
 }
 local CROSS_ENTROPY_DEFAULTS = {
   bias = false, softcap = 0, ignore = -100,
@@ -410,10 +411,12 @@ end
 ---@param x liger.Tensor       [N,C] hidden states
 ---@param w liger.Tensor       [V,C]
 ---@param target liger.Tensor  [N] i32; -100: no target, outputs 0
----@param options? table       bias, temperature, softcap, ignore, logits_budget (bytes)
+---@param options? table       bias, temperature, softcap, ignore, logits_budget (bytes), predicted
 ---@return liger.Tensor logp    [N], nats
 ---@return liger.Tensor entropy [N], nats
 ---@return liger.Tensor lse     [N]; takes no gradient
+---@return liger.Tensor|nil predicted  [N] i32, where it is asked for: the likeliest id, of equals
+---   the smallest; -1: no target
 function M.linear_logprob(x, w, target, options)
   local o = with_defaults("linear_logprob", LOGPROB_DEFAULTS, options)
   local edges = { edge_of(x), edge_of(w), edge_of(o.bias) }
@@ -421,12 +424,12 @@ function M.linear_logprob(x, w, target, options)
   local N, acc = x.shape[1] or 0, acc_dtype(x)
   local logp, entropy, lse =
     Tensor.empty({ N }, acc), Tensor.empty({ N }, acc), Tensor.empty({ N }, acc)
-  local z
+  local predicted, z = o.predicted and Tensor.empty({ N }, "i32") or nil, nil
   if wanted and N * (w.shape[1] or 0) * Tensor.dtype_bytes[acc] <= o.logits_budget then
     z = Tensor.empty({ N, w.shape[1] }, acc)
   end
   ops.raw.linear_logprob(
-    x, w, o.bias, target, o.temperature, o.softcap, o.ignore, logp, entropy, lse, z
+    x, w, o.bias, target, o.temperature, o.softcap, o.ignore, logp, entropy, lse, predicted, z
   )
   if wanted then
     local node = autograd.new_node(linear_logprob_backward, edges)
@@ -435,7 +438,7 @@ function M.linear_logprob(x, w, target, options)
     node.out_logp = autograd.new_edge(node, logp)
     node.out_entropy = autograd.new_edge(node, entropy)
   end
-  return logp, entropy, lse
+  return logp, entropy, lse, predicted
 end
 
 -- ---- heads whose forward makes the gradients ----

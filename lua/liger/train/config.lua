@@ -4,6 +4,9 @@ local options = require("liger.train.options")
 
 local M = {}
 
+-- What new() returned: its keys, and the names of those that were given.
+local told = setmetatable({}, { __mode = "k" })
+
 ---@class liger.Command
 ---@field recipe? string  path of the recipe
 ---@field args string[]   what follows it
@@ -179,7 +182,10 @@ end
 
 -- ---- the keys ----
 
-local allowed_fields = { min = true, max = true, above = true, whole = true, also = true }
+local allowed_fields = {
+  min = true, max = true, above = true, whole = true, also = true, with = true,
+  choice = true,
+}
 
 local function check_constraints(defaults, constraints)
   for name, allow in pairs(constraints) do
@@ -188,7 +194,8 @@ local function check_constraints(defaults, constraints)
     end
     for field in pairs(allow) do
       if type(field) ~= "number" and not allowed_fields[field] then
-        local form = "config: %s: constraint %s, wanted min, max, above, whole, also or a list"
+        local form = "config: %s: constraint %s, wanted min, max, above, whole, with, choice, "
+          .. "also or a list"
         error(form:format(name, tostring(field)), 3)
       end
     end
@@ -286,7 +293,7 @@ end
 --- recipe's own key of that name sets the default. Seeds the random numbers and sets the threads.
 ---@param defaults table<string, number|string|boolean>
 ---@param constraints? table<string, table>  { lr = { above = 0, also = "learning_rate" },
----   loss = { "grpo", "dapo" } }
+---   loss = { "grpo", "dapo" }, delta = { with = { "loss", "grpo" } } }, see liger.options
 ---@return table<string, any>
 function M.new(defaults, constraints)
   if type(defaults) ~= "table" then
@@ -308,10 +315,15 @@ function M.new(defaults, constraints)
   resumed_from[values] = resume_from(values, given)
   apply(values)
   parsed_of[values] = M.merge(values)
+  for name in pairs(given) do
+    given[name] = values[name] ~= false or defaults[name] or nil -- `none` says nothing
+  end
+  told[values] = { keys = all, given = given }
   return values
 end
 
---- Gives the options that are `false`, because nothing was said, these values.
+--- Gives the options that are `false`, because nothing was said, these values. Refuses what was
+--- given and has no effect beside them.
 ---@param values table<string, any>    what new() returned
 ---@param defaults table<string, any>
 function M.fill(values, defaults)
@@ -319,6 +331,9 @@ function M.fill(values, defaults)
     if values[key] == false then
       values[key] = default
     end
+  end
+  if told[values] then
+    options.refuse_unread(told[values].keys, values, told[values].given)
   end
 end
 
@@ -335,14 +350,16 @@ function M.merge(...)
   return y
 end
 
---- The fields of t that `keys` names.
+--- The fields of t that are not what these defaults, which name them, say.
 ---@param t table
----@param keys table<string, any>
+---@param defaults table<string, any>
 ---@return table
-function M.pick(t, keys)
+function M.pick(t, defaults)
   local y = {}
-  for key in pairs(keys) do
-    y[key] = t[key]
+  for key, default in pairs(defaults) do
+    if t[key] ~= default then
+      y[key] = t[key]
+    end
   end
   return y
 end
