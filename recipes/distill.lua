@@ -39,6 +39,7 @@ local config = liger.config({
   save = "", -- folder for the trained student
 }, liger.merge(liger.ranges.training, liger.ranges.samples, distill.ranges, {
   loss_temperature = distill.ranges.temperature, lmbda = { min = 0, max = 1 },
+  weight_hard = { min = 0, with = { "lmbda", below = 1 } }, -- own completions have no such term
   temperature = { above = 0, with = own },
   max_completion_length = { min = 1, whole = true, with = own },
   teacher_until = { min = 0, max = 1, with = { "data", "" } },

@@ -59,6 +59,7 @@ local LINES = {
   { "distill", "beta", "0.5", "--loss-type tvd", "--loss-type jsd" },
   { "distill", "temperature", "0.9", DATA .. " --lmbda 0", DATA },
   { "distill", "temperature", "0.9", DATA .. " --teacher-logprobs f", DATA .. " --lmbda 1" },
+  { "distill", "weight-hard", "1", "--lmbda 1", "--lmbda 0.9" },
   { "distill", "max-completion-length", "9", DATA .. " --lmbda 0", "--lmbda 0" },
   { "distill", "teacher-until", "0.5", DATA, "" },
 }

@@ -3,9 +3,9 @@
 -- A range is { min =, max =, above =, whole = } or a list of choices; { kind = "table",
 -- wanted = "a list of ids" } takes what is no number, text or boolean. Its field `with` says what
 -- the option needs to have an effect: { "loss_type", "jsd", "tvd" }, another option with one of
--- these values; { "beta", above = 0 }, a number, or one that is not known yet (false);
--- { "sampler_mode" }, one that is set; or a list of such, any of which will do. The field `choice`
--- says so for some of the choices, by their names.
+-- these values; { "beta", above = 0 } or { "lmbda", below = 1 }, a number, or one that is not known
+-- yet (false); { "sampler_mode" }, one that is set; or a list of such, any of which will do. The
+-- field `choice` says so for some of the choices, by their names.
 local M = {}
 
 -- The command line is read by this before a device is chosen, which ffi opens.
@@ -92,8 +92,9 @@ end
 
 local function holds(condition, values)
   local value = values[condition[1]]
-  if condition.above then
-    return value == false or value > condition.above
+  if condition.above or condition.below then
+    return value == false
+      or value > (condition.above or -math.huge) and value < (condition.below or math.huge)
   elseif #condition > 1 then
     return is_one_of(value, condition)
   end
@@ -116,8 +117,9 @@ local function in_words(condition)
   for i = 2, #condition do
     choices[i - 1] = tostring(condition[i])
   end
-  if condition.above then
-    return ("with %s above %g"):format(name, condition.above)
+  if condition.above or condition.below then
+    local side = condition.above and "above" or "below"
+    return ("with %s %s %g"):format(name, side, condition[side])
   elseif #choices == 0 then
     return "with " .. name
   elseif not is_set(condition[2]) then

@@ -16,7 +16,8 @@ local Batch = {}
 Batch.__index = Batch
 
 local M = {
-  logprob = metrics.logprob, sums = metrics.sums, total = metrics.total, metrics = metrics.metrics,
+  logprob = metrics.logprob, seen = metrics.seen, sums = metrics.sums, total = metrics.total,
+  metrics = metrics.metrics,
 }
 
 M.pair = { "chosen", "rejected" }

@@ -38,40 +38,54 @@ local function answer_masks(batch)
 end
 
 -- Sums over the answers' tokens of the mean logit, [2,1]. Without a cap, which no model here has,
--- the mean over the vocabulary of x w^T is x . mean of w's rows: the states are summed in fp32 (or
--- double), as a weight's gradient is, and the rows of w as that of a bias.
-local function sum_logits(hidden, head, sides)
-  local V, C = head:size(1), head:size(2)
-  local dtype, acc = hidden.dtype, hidden.dtype == "f64" and "f64" or "f32"
+-- the mean over the vocabulary of x w^T + b is x . mean of w's rows + mean of b: the states are
+-- summed in fp32 (or double), as a weight's gradient is, and the rows of w as that of a bias.
+local function sum_logits(hidden, head, bias, sides, count)
+  local V, C, dtype = head:size(1), head:size(2), hidden.dtype
+  local acc = dtype == "f64" and "f64" or "f32"
   local sum, row = fn.zeros(2, C, acc), fn.zeros(C, acc)
-  local w = fn.zeros(2, C, dtype)
-  ops.raw.linear_backward(sides:to(dtype), hidden, w, nil, sum, nil)
-  ops.raw.linear_backward(
-    head, fn.zeros(V, 1, dtype), fn.zeros(C, 1, dtype), nil, nil, row
-  )
-  return (ops.linear(sum, ops.affine(row, 1 / V, 0):reshape(1, C)))
+  ops.raw.linear_backward(sides:to(dtype), hidden, fn.zeros(2, C, dtype), nil, sum, nil)
+  ops.raw.linear_backward(head, fn.zeros(V, 1, dtype), fn.zeros(C, 1, dtype), nil, nil, row)
+  local y = ops.linear(sum, ops.affine(row, 1 / V, 0):reshape(1, C))
+  if bias then
+    local tokens = Tensor.from_table({ { count[1] }, { count[2] } }, acc)
+    y = y + ops.linear(tokens, fn.mean(bias:to(acc)):reshape(1, 1))
+  end
+  return y
 end
 
-local function seen_of(model, batch, hidden, entropy, lse, predicted)
-  local sides, chosen, count = answer_masks(batch)
-  local right = fn.eq(predicted:to("f32"), batch.target:to("f32"))
-  return {
-    hidden = hidden, lse = lse, entropy = not batch.answer_cu and entropy or nil, answers = count,
-    logits = sum_logits(hidden:detach(), model.weights.head:detach(), sides),
-    correct = fn.sum(right * chosen),
-  }
+--- What the log has of a micro-batch's logits.
+---@param batch table            num_tokens, rows, target, completion_cu, or answer_cu, and labels?
+---@param hidden liger.Tensor    [N,C]
+---@param head liger.Tensor      [V,C]
+---@param outputs table          entropy, lse: [K]; predicted [N] i32
+---@param bias? liger.Tensor     [V]
+---@return table seen            for sums(): hidden, lse, entropy? (none of ORPO), and sums
+function M.seen(batch, hidden, head, outputs, bias)
+  return autograd.no_grad(function()
+    local sides, chosen, count = answer_masks(batch)
+    local acc = outputs.lse.dtype
+    local right = fn.eq(outputs.predicted:to(acc), batch.target:to(acc))
+    return {
+      hidden = hidden, lse = outputs.lse, entropy = not batch.answer_cu and outputs.entropy or nil,
+      answers = count, correct = fn.sum(right * chosen:to(acc)),
+      logits = sum_logits(hidden:detach(), head:detach(), bias and bias:detach(), sides, count),
+    }
+  end)
 end
 
 --- The policy's log-probabilities of a micro-batch, and what the log has of its logits.
 ---@param model liger.Decoder
 ---@param batch liger.Pack
 ---@return liger.Tensor logp  [K]
----@return { hidden: liger.Tensor, lse: liger.Tensor, entropy?: liger.Tensor } seen  [N,C], [K],
----   [K]; for sums()
+---@return table seen         of seen()
 function M.logprob(model, batch)
-  local hidden = model:hidden(batch)
-  local logp, entropy, lse, predicted = model:logprob(batch, { predicted = true }, hidden)
-  return logp, autograd.no_grad(seen_of, model, batch, hidden, entropy, lse, predicted)
+  local hidden, outputs = model:hidden(batch), {}
+  local logp
+  logp, outputs.entropy, outputs.lse, outputs.predicted = model:logprob(
+    batch, { predicted = true }, hidden
+  )
+  return logp, M.seen(batch, hidden, model.weights.head, outputs)
 end
 
 -- ---- a batch's sums ----
