@@ -11,7 +11,7 @@ extern "C" lg_status cuda_add_rms_norm(lg_context *ctx, const lg_tensor *x,
                                        double offset, bool round, lg_tensor *s, lg_tensor *y,
                                        lg_tensor *rstd) {
     if (tensor_rows(x) == 0) return LG_OK;
-    return dispatch_norm(ctx, "add_rms_norm", x->dtype, [&](auto t) {
+    return dispatch_computed(ctx, "add_rms_norm", x->dtype, [&](auto t) {
         using T = decltype(t);
         norm_forward<T> a = {};
         a.x = (const T *)x->data, a.residual = (const T *)residual->data;
@@ -50,7 +50,7 @@ extern "C" lg_status cuda_add_rms_norm_backward(lg_context *ctx, const lg_tensor
         if (offset == 0 || !w) return launch_norm_backward<NORM_ADD>(ctx, op, a, dw, NULL);
         return launch_norm_backward<NORM_ADD + NORM_OFFSET>(ctx, op, a, dw, NULL);
     };
-    LG_TRY(ds ? dispatch_norm(ctx, op, s->dtype, launch)
+    LG_TRY(ds ? dispatch_computed(ctx, op, s->dtype, launch)
               : cuda_rms_norm_backward(ctx, dy, s, w, rstd, offset, written, dw));
     if (ds || !dx || !dresidual) return LG_OK;
     const size_t bytes = (size_t)(tensor_numel(dx) * lg_dtype_bytes(dx->dtype));

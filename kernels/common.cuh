@@ -82,6 +82,15 @@ lg_status dispatch_float(lg_context *ctx, const char *op, int32_t dtype, F f) {
     }
 }
 
+/* The same for ops that compute in no f16. */
+template <class F>
+lg_status dispatch_computed(lg_context *ctx, const char *op, int32_t dtype, F f) {
+    if (dtype == LG_F32) return f(float());
+    if (dtype == LG_BF16) return f(bf16());
+    return lg_fail(ctx, LG_EUNSUPPORTED, "%s: no %s on cuda, wanted f32 or bf16", op,
+                   lg_dtype_name(dtype));
+}
+
 static inline int64_t tensor_numel(const lg_tensor *t) {
     int64_t n = 1;
     for (int i = 0; i < t->ndim; i++) n *= t->shape[i];

@@ -82,7 +82,7 @@ static lg_status pair_launch_forward(const pair &p, const pair_args<T, T, head_p
 
 static lg_status pair_forward(const pair &p, lg_tensor *hard, lg_tensor *soft, lg_tensor *saved) {
     LG_TRY(pair_check(p.ctx, p.op, p.divergence, p.beta, p.temperature));
-    return pair_with_type(p.ctx, p.op, p.student->dtype, [&](auto t) {
+    return dispatch_float(p.ctx, p.op, p.student->dtype, [&](auto t) {
         using T = decltype(t);
         auto a = pair_args_of<T>(p);
         if (a.N == 0) return LG_OK;
@@ -102,7 +102,7 @@ static lg_status pair_backward(const pair &p, const lg_tensor *dhard, const lg_t
                                const lg_tensor *saved, lg_tensor *dstudent) {
     LG_TRY(pair_check(p.ctx, p.op, p.divergence, p.beta, p.temperature));
     if (!dstudent || tensor_numel(dstudent) == 0) return LG_OK;
-    return pair_with_type(p.ctx, p.op, p.student->dtype, [&](auto t) {
+    return dispatch_float(p.ctx, p.op, p.student->dtype, [&](auto t) {
         using T = decltype(t);
         auto a = pair_args_of<T>(p);
         a.weight_hard = dhard ? (const float *)dhard->data : NULL;

@@ -540,15 +540,6 @@ static lg_status pair_with_kind(int64_t divergence, double beta, F f) {
     return f(width_of<PAIR_JSD>());
 }
 
-/* Calls f(T()); no op computes in f16. */
-template <class F>
-static lg_status pair_with_type(lg_context *ctx, const char *op, int32_t dtype, F f) {
-    if (dtype == LG_F32) return f(float());
-    if (dtype == LG_BF16) return f(bf16());
-    return lg_fail(ctx, LG_EUNSUPPORTED, "%s: no %s on cuda, wanted f32 or bf16", op,
-                   lg_dtype_name(dtype));
-}
-
 /* Launches divergence_row on n rows of logits. */
 template <int Kind, class T, class O, class Finish>
 static lg_status pair_launch_rows(lg_context *ctx, const char *op, int64_t n,

@@ -157,7 +157,7 @@ static pair_args<T, T, head_plain> args_of(const given &g) {
 
 static lg_status forward(const given &g, lg_tensor *loss) {
     LG_TRY(pair_check(g.ctx, g.op, LG_JSD, g.beta, 1));
-    return pair_with_type(g.ctx, g.op, g.student->dtype, [&](auto t) {
+    return dispatch_computed(g.ctx, g.op, g.student->dtype, [&](auto t) {
         using T = decltype(t);
         auto a = args_of<T>(g);
         a.soft = (float *)loss->data;
@@ -173,7 +173,7 @@ static lg_status forward(const given &g, lg_tensor *loss) {
 static lg_status backward(const given &g, const lg_tensor *dloss, lg_tensor *dstudent) {
     LG_TRY(pair_check(g.ctx, g.op, LG_JSD, g.beta, 1));
     if (!dstudent || tensor_numel(dstudent) == 0) return LG_OK;
-    return pair_with_type(g.ctx, g.op, g.student->dtype, [&](auto t) {
+    return dispatch_computed(g.ctx, g.op, g.student->dtype, [&](auto t) {
         using T = decltype(t);
         auto a = args_of<T>(g);
         a.weight_soft = (const float *)dloss->data;

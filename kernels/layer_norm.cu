@@ -8,7 +8,7 @@ extern "C" lg_status cuda_layer_norm(lg_context *ctx, const lg_tensor *x, const 
                                      const lg_tensor *b, double eps, lg_tensor *y, lg_tensor *mean,
                                      lg_tensor *rstd) {
     if (tensor_rows(x) == 0) return LG_OK;
-    return dispatch_norm(ctx, "layer_norm", x->dtype, [&](auto t) {
+    return dispatch_computed(ctx, "layer_norm", x->dtype, [&](auto t) {
         using T = decltype(t);
         norm_forward<T> a = {};
         a.x = (const T *)x->data, a.w = (const T *)(w ? w->data : NULL);
@@ -26,7 +26,7 @@ extern "C" lg_status cuda_layer_norm_backward(lg_context *ctx, const lg_tensor *
                                               const lg_tensor *mean, const lg_tensor *rstd,
                                               lg_tensor *dx, lg_tensor *dw, lg_tensor *db) {
     if (tensor_rows(x) == 0 || (!dx && !dw && !db)) return LG_OK;
-    return dispatch_norm(ctx, "layer_norm_backward", x->dtype, [&](auto t) {
+    return dispatch_computed(ctx, "layer_norm_backward", x->dtype, [&](auto t) {
         using T = decltype(t);
         norm_backward<T> a = {};
         a.dy = (const T *)dy->data, a.x = (const T *)x->data;

@@ -123,7 +123,7 @@ static lg_status distill_rows(const distill &o, Finish finish, Finish teacher_fi
 static lg_status run(distill &o) {
     lm_head &head = o.student;
     LG_TRY(pair_check(head.ctx, head.op, o.divergence, o.beta, o.temperature));
-    return pair_with_type(head.ctx, head.op, head.x->dtype, [&](auto type) {
+    return dispatch_computed(head.ctx, head.op, head.x->dtype, [&](auto type) {
         using O = decltype(type);
         int64_t active;
         if (head.N == 0) return LG_OK;

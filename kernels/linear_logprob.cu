@@ -1,7 +1,7 @@
 /* Log-probabilities of target tokens, and their gradient.
  *
  * linear_logprob_fwd: a cluster owns an active row i of a chunk, reads its fp32 logits once and
- * writes logp, lse and entropy of row[i]; where logits are kept, it leaves z in place of the
+ * writes logp, lse, entropy and the largest logit's place of row[i]; where logits are kept, it leaves z in place of the
  * products.
  *
  * Without kept logits the backward goes over rectangles of 4,096 rows by a few thousand logits: a
@@ -24,11 +24,12 @@ enum {
     BWD_LEAST_COLUMNS = 4096,
 };
 
-template <class Finish>
+/* Without Predicted the place of the maximum is not looked for. */
+template <bool Predicted, class Finish>
 static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
     linear_logprob_fwd(float *z, int64_t ld, int64_t V, bool vector, bool keep, Finish finish,
                        const int32_t *row, const int32_t *target, float *logp, float *lse,
-                       float *entropy) {
+                       float *entropy, int32_t *predicted) {
     __shared__ head_room room;
     const int64_t i = blockIdx.x / head_num_slices();
     float *row_z = z + i * ld;
@@ -42,6 +43,7 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
         logp[n] = (z_target - s.max) - log_sum;
         lse[n] = s.max + log_sum;
         if (entropy) entropy[n] = log_sum - s.weighted / s.sum;
+        if (Predicted) predicted[n] = s.argmax;
     }
     head_leave();
 }
@@ -83,7 +85,7 @@ extern "C" lg_status cuda_linear_logprob(lg_context *ctx, const lg_tensor *x, co
                                          const lg_tensor *b, const lg_tensor *target,
                                          double temperature, double softcap, int64_t ignore,
                                          lg_tensor *logp, lg_tensor *entropy, lg_tensor *lse,
-                                         lg_tensor *z) {
+                                         lg_tensor *predicted, lg_tensor *z) {
     const char *op = "linear_logprob";
     LG_TRY(head_check_temperature(ctx, op, temperature));
     return dispatch_float(ctx, op, x->dtype, [&](auto) {
@@ -97,18 +99,23 @@ extern "C" lg_status cuda_linear_logprob(lg_context *ctx, const lg_tensor *x, co
         LG_TRY(head_clear(head, logp, 0));
         LG_TRY(head_clear(head, lse, 0));
         LG_TRY(head_clear(head, entropy, 0));
+        LG_TRY(head_clear(head, predicted, 0xff));
         LG_TRY(cuda_wait_count(ctx, op, &active));
         const int64_t ld = z ? head.V : head.logits_ld;
         return head_for_chunks(head, active, [&](int64_t i0, int64_t n, const void *x_rows) {
             float *rows = z ? (float *)z->data + i0 * ld : head.logits;
             LG_TRY(head_logits(head, x_rows, n, rows, ld));
             return head_with_finish(head, [&](auto finish) {
+                using Finish = decltype(finish);
                 return head_launch_rows(
-                    ctx, op, head_launch_of(head.V), n, 0, linear_logprob_fwd<decltype(finish)>, rows, ld, head.V,
-                    can_vectorise<float>(rows, ld), z != NULL && finish.changes, finish,
-                    (const int32_t *)(head.row + i0), (const int32_t *)target->data,
+                    ctx, op, head_launch_of(head.V), n, 0,
+                    predicted ? linear_logprob_fwd<true, Finish>
+                              : linear_logprob_fwd<false, Finish>,
+                    rows, ld, head.V, can_vectorise<float>(rows, ld), z != NULL && finish.changes,
+                    finish, (const int32_t *)(head.row + i0), (const int32_t *)target->data,
                     (float *)logp->data, (float *)lse->data,
-                    (float *)(entropy ? entropy->data : NULL));
+                    (float *)(entropy ? entropy->data : NULL),
+                    (int32_t *)(predicted ? predicted->data : NULL));
             });
         });
     });

@@ -26,15 +26,6 @@ enum {
 
 enum { FWD_THREADS = 256 /* or LANES, if more */ };
 
-/* Calls f(T()) for a dtype of norms: f16 is for files. */
-template <class F>
-static lg_status dispatch_norm(lg_context *ctx, const char *op, int32_t dtype, F f) {
-    if (dtype == LG_F32) return f(float());
-    if (dtype == LG_BF16) return f(bf16());
-    return lg_fail(ctx, LG_EUNSUPPORTED, "%s: no %s on cuda, wanted f32 or bf16", op,
-                   lg_dtype_name(dtype));
-}
-
 /* ---- a group of threads ---- */
 
 /* Sum over LANES threads, each of which gets it. Groups of several warps meet at the barrier of

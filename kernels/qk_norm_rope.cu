@@ -351,7 +351,7 @@ extern "C" lg_status cuda_qk_norm_rope(lg_context *ctx, const lg_tensor *x, cons
                                        lg_tensor *y, lg_tensor *rstd) {
     LG_TRY(check_sizes(ctx, "qk_norm_rope", x, cos));
     if (tensor_rows(x) == 0) return LG_OK;
-    return dispatch_norm(ctx, "qk_norm_rope", x->dtype, [&](auto t) {
+    return dispatch_computed(ctx, "qk_norm_rope", x->dtype, [&](auto t) {
         using T = decltype(t);
         head_args<T> a = arguments<T>(ctx, x, w, cos, sin, position, offset);
         a.y = (T *)y->data, a.rstd = (float *)rstd->data, a.eps = (float)eps;
@@ -381,7 +381,7 @@ extern "C" lg_status cuda_qk_norm_rope_backward(lg_context *ctx, const lg_tensor
     const char *op = "qk_norm_rope_backward";
     LG_TRY(check_sizes(ctx, op, x, cos));
     if (tensor_rows(x) == 0 || x->shape[2] == 0 || (!dx && !dw)) return LG_OK;
-    return dispatch_norm(ctx, op, x->dtype, [&](auto t) {
+    return dispatch_computed(ctx, op, x->dtype, [&](auto t) {
         using T = decltype(t);
         head_args<T> a = arguments<T>(ctx, x, w, cos, sin, position, offset);
         const lg_tensor *to = dx ? dx : x;

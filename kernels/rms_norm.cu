@@ -8,7 +8,7 @@ extern "C" lg_status cuda_rms_norm(lg_context *ctx, const lg_tensor *x, const lg
                                    double eps, double offset, bool round, lg_tensor *y,
                                    lg_tensor *rstd) {
     if (tensor_rows(x) == 0) return LG_OK;
-    return dispatch_norm(ctx, "rms_norm", x->dtype, [&](auto t) {
+    return dispatch_computed(ctx, "rms_norm", x->dtype, [&](auto t) {
         using T = decltype(t);
         norm_forward<T> a = {};
         a.x = (const T *)x->data, a.w = (const T *)(w ? w->data : NULL);
@@ -27,7 +27,7 @@ extern "C" lg_status cuda_rms_norm_backward(lg_context *ctx, const lg_tensor *dy
                                             const lg_tensor *rstd, double offset, lg_tensor *dx,
                                             lg_tensor *dw) {
     if (tensor_rows(x) == 0 || (!dx && !dw)) return LG_OK;
-    return dispatch_norm(ctx, "rms_norm_backward", x->dtype, [&](auto t) {
+    return dispatch_computed(ctx, "rms_norm_backward", x->dtype, [&](auto t) {
         using T = decltype(t);
         norm_backward<T> a = {};
         a.dy = (const T *)dy->data, a.x = (const T *)x->data;

@@ -17,6 +17,7 @@ local config = liger.config({
   learning_rate = false, -- default 3e-4 for sums, 1e-6 for data
   lr_scheduler_type = "linear", -- constant, linear, cosine or wsd
   warmup_steps = false, -- default 10 for sums, 0 for data
+  optim = "adamw", -- or adamw_bf16: of bf16 weights, states in bf16 too (10 bytes a weight, not 16)
   weight_decay = 0,
   max_grad_norm = 1, -- 0: no clipping
   gradient_checkpointing = false, -- recompute layers in the backward: less memory, more time
@@ -42,56 +43,37 @@ local task = liger.task.preference(config, "pairs")
 local model, run = task.model, liger.run(config)
 model.checkpointing = config.gradient_checkpointing
 run:watch(model:parameters())
-local rollouts = liger.rollouts(run, task, liger.reward("exact"))
-if task.built_in then
-  rollouts:warm_up(config.sft_learning_rate, config.sft_until)
-  rollouts:make_pairs(config.max_steps and config.max_steps * config.batch_size)
-end
+local rollouts = preference.start(run, task) -- of sums: a warm-up, then pairs
 
 -- What the log needs of each micro-batch, and the batch; with gradients where `backward`.
 local function pass(rows, backward)
   local batch, parts = preference.batch(rows, preference.pair), {}
   for micro in batch:split(config.micro_tokens) do
-    local logp, entropy = model:logprob(micro)
+    local logp, seen = preference.logprob(model, micro)
     local loss, values = cpo.loss(micro, logp, options)
     if backward then
       loss:backward()
     end
-    parts[#parts + 1] = preference.sums(micro, loss, values, entropy)
+    parts[#parts + 1] = preference.sums(micro, loss, values, seen)
   end
   return parts, batch
 end
 
-local function evaluate()
-  return task.built_in and rollouts:evaluate()
-    or preference.evaluate(run, task.held_out, config.batch_size, pass)
-end
-
-local before = evaluate()
+local evaluate = preference.evaluator(run, task, rollouts, pass)
+local before = run:once("before", evaluate)
 liger.fill(config, {
   max_steps = math.ceil((config.num_train_epochs or 0) * #task.train / config.batch_size),
 })
-local optimizer = liger.optim.adamw(model:parameters(), {
-  lr = config.learning_rate, weight_decay = config.weight_decay,
-  max_grad_norm = config.max_grad_norm,
-})
-local rate = liger.optim.schedule(config.lr_scheduler_type, {
-  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
-  decay_steps = math.floor(0.3 * config.max_steps),
-})
-local samples, num_tokens = liger.sampler.new(task.train, config.seed + 2), 0
+local optimizer, rate = liger.optimizer(model, config)
+local samples = liger.sampler.new(task.train, config.seed + 2)
+run:keep({ model = model, optimizer = optimizer, samples = samples, rollouts = rollouts })
 for step in run:steps(config.max_steps, { label = "cpo" }) do
   local parts, batch = pass(samples:next(config.batch_size), true)
   local grad_norm = optimizer:step(rate(step - 1))
-  num_tokens = num_tokens + batch.num_tokens
   run:log(liger.merge(preference.metrics(preference.total(parts)), {
     grad_norm = grad_norm, learning_rate = rate(step - 1), tokens = batch.num_tokens,
-    num_tokens = num_tokens, epoch = samples:epochs(),
+    epoch = samples:epochs(),
   }))
 end
 
-run:save(model, task.tokenizer)
-local after = evaluate()
-run:print(("held-out %s before: %s"):format(task.metric, before))
-run:print(("held-out %s after: %s"):format(task.metric, after))
-run:finish()
+preference.finish(run, task, before, evaluate)

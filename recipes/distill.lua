@@ -5,8 +5,7 @@
 local liger = require("liger")
 local distill = liger.distill
 
-local count, whole, positive = { min = 1, whole = true }, { min = 0, whole = true }, { above = 0 }
-local from_0, share = { min = 0 }, { min = 0, max = 1 }
+local own = { { "lmbda", above = 0 }, { "data", "" } } -- the student completes prompts
 local config = liger.config({
   model = "", -- the student: a Hugging Face folder or a GGUF file; empty: a small model
   data = "", -- JSONL; empty: sums of two-digit numbers
@@ -25,6 +24,7 @@ local config = liger.config({
   learning_rate = false, -- default 1e-3 for sums, 2e-5 for data
   lr_scheduler_type = "linear", -- constant, linear, cosine or wsd
   warmup_steps = false, -- default 20 for sums, 0 for data
+  optim = "adamw", -- or adamw_bf16: of bf16 weights, states in bf16 too (10 bytes a weight, not 16)
   weight_decay = 0,
   max_grad_norm = 1, -- 0: no clipping
   loss_type = "ce_tvd", -- ce_tvd, tvd, jsd, forward_kl, reverse_kl or cosine
@@ -37,16 +37,13 @@ local config = liger.config({
   max_completion_length = false, -- tokens; default 5 for sums, 128 for data
   teacher_until = 0.8, -- share of right sampled answers that ends the small teacher's SFT
   save = "", -- folder for the trained student
-}, {
-  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_length = count, max_steps = whole,
-  num_train_epochs = positive, micro_tokens = whole, learning_rate = from_0, warmup_steps = from_0,
-  batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
-  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, weight_decay = from_0,
-  max_grad_norm = from_0, beta = share, loss_temperature = positive, weight_hard = from_0,
-  loss_type = { "ce_tvd", "tvd", "jsd", "forward_kl", "reverse_kl", "cosine" },
-  weight_soft = from_0, lmbda = share, temperature = positive, max_completion_length = count,
-  teacher_until = share,
-})
+}, liger.merge(liger.ranges.training, liger.ranges.samples, distill.ranges, {
+  loss_temperature = distill.ranges.temperature, lmbda = { min = 0, max = 1 },
+  weight_hard = { min = 0, with = { "lmbda", below = 1 } }, -- own completions have no such term
+  temperature = { above = 0, with = own },
+  max_completion_length = { min = 1, whole = true, with = own },
+  teacher_until = { min = 0, max = 1, with = { "data", "" } },
+}))
 liger.fill(config, config.data == "" and {
   max_steps = not config.num_train_epochs and 400, batch_size = 128, learning_rate = 1e-3,
   warmup_steps = 20, max_completion_length = 5,
@@ -57,11 +54,12 @@ liger.fill(config, config.data == "" and {
 liger.fill(config, {
   lmbda = config.teacher_logprobs ~= "" and 0 or config.data ~= "" and 0.5 or 0.25,
 })
-local options = distill.options(liger.merge(
+local given = liger.merge(
   liger.pick(config, distill.defaults), { temperature = config.loss_temperature }
-))
+)
+local options = distill.options(given)
 -- On its own completions the student imitates the teacher alone.
-local own_options = config.lmbda > 0 and distill.options(liger.merge(options, { weight_hard = 0 }))
+local own_options = config.lmbda > 0 and distill.options(liger.merge(given, { weight_hard = 0 }))
 local task = liger.task.distill(config)
 liger.fill(config, {
   max_steps = math.ceil((config.num_train_epochs or 0) * #task.train / config.batch_size),
@@ -83,17 +81,10 @@ if task.built_in then
   teacher_rollouts:warm_up(1e-3, config.teacher_until)
   run:print("held-out teacher: " .. evaluate(teacher, teacher_rollouts))
 end
-local before = evaluate(student, rollouts)
+local before = run:once("before", function() return evaluate(student, rollouts) end)
 
-local optimizer = liger.optim.adamw(student:parameters(), {
-  lr = config.learning_rate, weight_decay = config.weight_decay,
-  max_grad_norm = config.max_grad_norm,
-})
-local rate = liger.optim.schedule(config.lr_scheduler_type, {
-  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
-  decay_steps = math.floor(0.3 * config.max_steps),
-})
-local rows, seen = liger.sampler.new(task.train, config.seed + 1), 0
+local optimizer, rate = liger.optimizer(student, config)
+local rows = liger.sampler.new(task.train, config.seed + 1)
 
 -- A micro-batch's sums for the log; `scale` is the weight of a token.
 local function learn(samples, of_step, scale)
@@ -106,6 +97,7 @@ local function learn(samples, of_step, scale)
   return distill.sums(batch, of_rows)
 end
 
+run:keep({ model = student, optimizer = optimizer, rows = rows, rollouts = rollouts })
 for step in run:steps(config.max_steps, { label = "distill" }) do
   local samples, on_policy = rows:next(config.batch_size), math.random() < config.lmbda
   if on_policy then
@@ -123,10 +115,9 @@ for step in run:steps(config.max_steps, { label = "distill" }) do
     sums[i] = liger.scope(learn, part, of_step, 1 / targets)
   end
   local grad_norm = optimizer:step(rate(step - 1))
-  seen = seen + targets
   run:log(liger.merge(distill.metrics(distill.total(sums), of_step), {
-    grad_norm = grad_norm, learning_rate = rate(step - 1), num_tokens = seen,
-    tokens = targets, epoch = rows:epochs(), on_policy = on_policy and 1 or 0,
+    grad_norm = grad_norm, learning_rate = rate(step - 1), tokens = targets,
+    epoch = rows:epochs(), on_policy = on_policy and 1 or 0,
   }))
 end
 

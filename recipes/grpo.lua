@@ -4,8 +4,7 @@
 local liger = require("liger")
 local grpo = liger.grpo
 
-local count, whole, positive = { min = 1, whole = true }, { min = 0, whole = true }, { above = 0 }
-local from_0, share = { min = 0 }, { min = 0, max = 1 }
+local count = { min = 1, whole = true }
 local config = liger.config({
   model = "", -- a Hugging Face folder or a GGUF file; empty: a small model, warmed up here
   data = "", -- JSONL with `prompt` or `messages`, and `answer`; empty: sums of two-digit numbers
@@ -20,6 +19,7 @@ local config = liger.config({
   learning_rate = false, -- default 4e-4 for sums, 1e-6 for data
   lr_scheduler_type = false, -- default wsd (constant, then falling) for sums, linear for data
   warmup_steps = false, -- default 20 for sums, 0 for data
+  optim = "adamw", -- or adamw_bf16: of bf16 weights, states in bf16 too (10 bytes a weight, not 16)
   weight_decay = 0,
   max_grad_norm = 1, -- 0: no clipping
   num_iterations = 1, -- updates a batch of completions
@@ -54,14 +54,14 @@ local config = liger.config({
   sft_learning_rate = 1e-3, -- of the small model's warm-up, 128 problems a step
   sft_until = 0.3, -- share of right sampled answers that ends the warm-up
   save = "", -- folder for the trained model
-}, liger.merge(grpo.ranges, {
-  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_steps = whole,
-  prompts_per_step = count, num_generations = { min = 2, whole = true }, warmup_steps = from_0,
-  learning_rate = from_0, weight_decay = from_0, max_grad_norm = from_0, micro_tokens = whole,
-  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, num_iterations = count,
-  cache_bytes = count, temperature = positive, top_k = whole, top_p = { above = 0, max = 1 },
-  min_p = share, scale_rewards = { "group", "batch", "none" }, sft_learning_rate = from_0,
-  multi_objective_aggregation = { "sum_then_normalize", "normalize_then_sum" }, sft_until = share,
+}, liger.merge(liger.ranges.training, liger.ranges.warm_up, grpo.ranges, {
+  prompts_per_step = count, num_generations = { min = 2, whole = true }, num_iterations = count,
+  cache_bytes = count, temperature = { above = 0 }, top_k = { min = 0, whole = true },
+  top_p = { above = 0, max = 1 }, min_p = { min = 0, max = 1 },
+  multi_objective_aggregation = { "sum_then_normalize", "normalize_then_sum" },
+  scale_rewards = {
+    "group", "batch", "none", with = { "multi_objective_aggregation", "sum_then_normalize" },
+  },
 }))
 liger.fill(config, config.data == "" and {
   max_completion_length = 5, learning_rate = 4e-4, lr_scheduler_type = "wsd", warmup_steps = 20,
@@ -78,23 +78,17 @@ local rollouts = liger.rollouts(run, task, reward)
 if task.built_in then
   rollouts:warm_up(config.sft_learning_rate, config.sft_until)
 end
-local before = rollouts:evaluate()
+local before = run:once("before", function() return rollouts:evaluate() end)
 
 local reference = config.beta > 0 and model:copy()
-local optimizer = liger.optim.adamw(model:parameters(), {
-  lr = config.learning_rate, weight_decay = config.weight_decay,
-  max_grad_norm = config.max_grad_norm,
-})
-local rate = liger.optim.schedule(config.lr_scheduler_type, {
-  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
-  decay_type = "linear", decay_steps = math.floor(0.3 * config.max_steps),
-})
-local prompts, num_tokens = liger.sampler.new(task.train, config.seed + 2), 0
+local optimizer, rate = liger.optimizer(model, config, { decay_type = "linear" })
+local prompts = liger.sampler.new(task.train, config.seed + 2)
 
 local function logprob(batch)
   return model:logprob(batch, { temperature = config.temperature })
 end
 
+run:keep({ model = model, optimizer = optimizer, prompts = prompts, rollouts = rollouts })
 for step in run:steps(config.max_steps, { label = "grpo" }) do
   local batch = rollouts:complete(prompts:next(config.prompts_per_step), {
     group = config.num_generations, top_k = config.top_k, top_p = config.top_p,
@@ -132,11 +126,9 @@ for step in run:steps(config.max_steps, { label = "grpo" }) do
     end
     grad_norm = optimizer:step(rate(step - 1))
   end
-  num_tokens = num_tokens + batch.num_tokens
   run:log(liger.merge(metrics, batch:metrics(), grpo.metrics(parts, options), {
     grad_norm = grad_norm, learning_rate = rate(step - 1),
-    tokens = batch.num_tokens, num_tokens = num_tokens, skipped = batch.num_skipped,
-    epoch = prompts:epochs(),
+    tokens = batch.num_tokens, skipped = batch.num_skipped, epoch = prompts:epochs(),
   }))
   local sample = batch.samples[1]
   run:sample({ prompt = sample.row.prompt, completion = sample.text, reward = sample.reward })

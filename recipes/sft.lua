@@ -4,7 +4,6 @@
 local liger = require("liger")
 local sft = liger.sft
 
-local count, whole, from_0 = { min = 1, whole = true }, { min = 0, whole = true }, { min = 0 }
 local config = liger.config({
   model = "", -- a Hugging Face folder or a GGUF file; empty: a small model
   data = "", -- JSONL; empty: sums of two-digit numbers
@@ -20,19 +19,15 @@ local config = liger.config({
   learning_rate = false, -- default 1e-3 for sums, 2e-5 for data
   lr_scheduler_type = "linear", -- constant, linear, cosine or wsd
   warmup_steps = false, -- default 20 for sums, 0 for data
+  optim = "adamw", -- or adamw_bf16: of bf16 weights, states in bf16 too (10 bytes a weight, not 16)
   weight_decay = 0,
   max_grad_norm = 1, -- 0: no clipping
   gradient_checkpointing = false, -- recompute layers in the backward: less memory, more time
   save = "", -- folder for the trained model
-}, {
-  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_length = count,
-  num_train_epochs = { above = 0 }, max_steps = whole,
-  batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
-  micro_tokens = whole, learning_rate = from_0, warmup_steps = from_0, weight_decay = from_0,
-  lr_scheduler_type = { "constant", "linear", "cosine", "wsd" }, max_grad_norm = from_0,
+}, liger.merge(liger.ranges.training, liger.ranges.samples, {
   loss_type = { "nll", "dft" },
   label_smoothing = { min = 0, max = 1, also = "label_smoothing_factor" },
-})
+}))
 liger.fill(config, config.data == "" and {
   max_steps = not config.num_train_epochs and 300, batch_size = 128, learning_rate = 1e-3,
   warmup_steps = 20,
@@ -46,14 +41,7 @@ local model, run = task.model, liger.run(config)
 model.checkpointing = config.gradient_checkpointing
 run:watch(model:parameters())
 
-local optimizer = liger.optim.adamw(model:parameters(), {
-  lr = config.learning_rate, weight_decay = config.weight_decay,
-  max_grad_norm = config.max_grad_norm,
-})
-local rate = liger.optim.schedule(config.lr_scheduler_type, {
-  lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
-  decay_steps = math.floor(0.3 * config.max_steps),
-})
+local optimizer, rate = liger.optimizer(model, config)
 
 local loss_options = {
   token_scaling = config.loss_type == "dft", label_smoothing = config.label_smoothing,
@@ -67,8 +55,13 @@ local function learn(samples, scale)
   return sft.sums(batch, rows)
 end
 
-local before = liger.evaluate(run, model, task.held_out, loss_options)
-local samples, seen = liger.sampler.new(task.train, config.seed), 0
+local function evaluate()
+  return liger.evaluate(run, model, task.held_out, loss_options)
+end
+
+local before = run:once("before", evaluate)
+local samples = liger.sampler.new(task.train, config.seed)
+run:keep({ model = model, optimizer = optimizer, samples = samples })
 for step in run:steps(config.max_steps, { label = "sft" }) do
   local batch = samples:next(config.batch_size)
   local targets, tokens = 0, 0
@@ -82,16 +75,15 @@ for step in run:steps(config.max_steps, { label = "sft" }) do
   end
   local grad_norm = optimizer:step(rate(step - 1))
   local total = sft.total(parts)
-  seen = seen + tokens
   run:log({
     loss = total.loss / targets, entropy = total.entropy / targets,
     mean_token_accuracy = total.correct / targets, grad_norm = grad_norm,
-    learning_rate = rate(step - 1), num_tokens = seen, tokens = tokens, epoch = samples:epochs(),
+    learning_rate = rate(step - 1), tokens = tokens, epoch = samples:epochs(),
   })
 end
 
 run:save(model, task.tokenizer)
-local after = liger.evaluate(run, model, task.held_out, loss_options)
+local after = evaluate()
 run:print("held-out before: " .. before)
 run:print("held-out after: " .. after)
 run:finish()

@@ -139,7 +139,7 @@ describe("liger", function()
 
     it("prints the recipe's help", function()
       prints(
-        [[
+        ([[
 usage: liger run recipe.lua [--key value ...]
 
 Counts.
@@ -151,13 +151,19 @@ options, their defaults:
   --what   ""   what happens
 
 in every recipe:
-  --out      runs/recipe-TIME  folder of the run
-  --seed     0                 seed of all random numbers
-  --threads  0                 CPU threads; 0: all cores
-  --dtype    f32               of the weights: f32 or bf16
-  --device   auto              auto (a GPU when there is one), cpu or cuda:N
-  --quiet    false             no progress
-]],
+  --out               runs/recipe-TIME  folder of the run
+  --save_steps        500               steps between checkpoints; one more at the end; 0: at Ctrl-C
+  --save_total_limit  0                 newest checkpoints that stay; 0: all
+  --resume            none              path or none: %s
+  --seed              0                 seed of all random numbers
+  --threads           0                 CPU threads; 0: all cores
+  --dtype             f32               of the weights: f32 or bf16
+  --device            auto              auto (a GPU when there is one), cpu or cuda:N
+  --quiet             false             no progress
+]]):format(
+          "a run or a checkpoint to go on from; alone: --out. "
+            .. "max_steps may grow: rates are then the longer run's"
+        ),
         "run",
         "recipe.lua",
         "--help"
@@ -442,16 +448,13 @@ in every recipe:
         "--top-p",
         "2"
       )
-      fails(
-        1,
-        "generate: prompt 1 has 3 tokens and max_new is 62, wanted at most 64 together",
-        "generate",
-        "model",
-        "--ids",
-        "1,2,3",
-        "--max-new",
-        "62"
-      )
+      -- The default is given too.
+      for _, max_new in ipairs({ "62", "128" }) do
+        local form = "generate: prompt 1 has 3 tokens and max_new is %s, wanted at most 64 together"
+        fails(1, form:format(max_new), "generate", "model", "--ids", "1,2,3", "--max-new", max_new)
+      end
+      beside("--temperature", "--greedy", "Hi", "--greedy", "--temperature", "1")
+      beside("--top-p", "--temperature 0", "Hi", "--temperature", "0", "--top-p", "1")
     end)
   end)
 

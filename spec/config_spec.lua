@@ -64,6 +64,7 @@ describe("config", function()
     assert.are.equal("f32", c.dtype)
     assert.are.equal("auto", c.device)
     assert.is_false(c.quiet)
+    assert.are.same({ 500, 0, false }, { c.save_steps, c.save_total_limit, c.resume })
     assert.is_truthy(c.out:match("^runs/lua_%w+%-%d%d%d%d%d%d%d%d%-%d%d%d%d%d%d$"))
   end)
 
@@ -204,7 +205,7 @@ describe("config", function()
     assert.is_truthy(text:find('  --data        ""     JSONL\n', 1, true))
     assert.is_truthy(text:find("  --fast        false\n", 1, true))
     assert.is_truthy(text:find("  --clip        none   number or none\n", 1, true))
-    assert.is_truthy(text:find("  --seed     0", 1, true))
+    assert.is_truthy(text:find("\n  %-%-seed +0 "))
     -- The order is the source's.
     assert.is_true(text:find("--num_epochs", 1, true) < text:find("--data", 1, true))
   end)
@@ -254,7 +255,7 @@ local config = liger.config {
     refuses("{ lr = 1 }, { rl = { min = 0 } }", "constraint for rl, which is no key")
     refuses(
       "{ lr = 1 }, { lr = { least = 0 } }",
-      "lr: constraint least, wanted min, max, above, whole, also or a list"
+      "lr: constraint least, wanted min, max, above, whole, with, choice, also or a list"
     )
   end)
 
@@ -282,6 +283,24 @@ describe("options.parse", function()
     assert.is_true(values.chat)
     assert.are.equal(2, values.n)
     assert.are.same({ "true", "--n" }, words)
+  end)
+
+  it("takes a key that may stand alone", function()
+    local function resume(...)
+      local keys = {
+        { name = "resume", default = false, alone = "true", comment = "path or none" },
+        { name = "n", default = 1 },
+      }
+      local values, _, _, given = options.parse(keys, { ... })
+      assert.are.equal(1, values.n)
+      return values.resume, given.resume, given.n
+    end
+    assert.are.same({ "true", true }, { resume("--resume") })
+    assert.are.same({ "true", true, true }, { resume("--resume", "--n", "1") })
+    assert.are.same({ "", true }, { resume("--resume=") })
+    assert.are.same({ "a", true }, { resume("--resume", "a") })
+    assert.are.same({ false, true }, { resume("--resume", "none") })
+    assert.are.same({ false }, { resume() })
   end)
 
   it("stops at --help", function()

@@ -1,6 +1,6 @@
 -- The CUDA backend against the CPU: every operator on every size of its case, forward and backward,
--- in f32 and bf16, twice the same bits, with strided rows, and what it refuses. Runs where a CUDA
--- device is: elsewhere one line says so.
+-- in f32, bf16 and, where it takes that, f16, twice the same bits, with strided rows, and what it
+-- refuses. Runs where a CUDA device is: elsewhere one line says so.
 local cases = require("spec.case")
 local device = require("spec.device")
 local helper = require("spec.helper")
@@ -16,8 +16,8 @@ end
 -- f32: the same formulas in another order; a gradient sums products of rounded numbers, whose terms
 -- cancel. bf16: one rounding of the result is 2^-9 = 2e-3 of it, a
 -- sum of rounded terms a few times that.
-local VALUE = { f32 = 1e-5, bf16 = 1e-2 }
-local GRADIENT = { f32 = 1e-4, bf16 = 2e-2 }
+local VALUE = { f32 = 1e-5, bf16 = 1e-2, f16 = 1.5e-3 }
+local GRADIENT = { f32 = 1e-4, bf16 = 2e-2, f16 = 3e-3 }
 
 -- ---- the specs ----
 
@@ -94,7 +94,7 @@ describe("the CUDA backend", function()
   for _, op in ipairs(cases.ops()) do
     local case = cases.of(op.name)
     if case then
-      for _, dtype in ipairs({ "f32", "bf16" }) do
+      for _, dtype in ipairs({ "f32", "bf16", op.takes_f16 and "f16" or nil }) do
         for _, shapes in ipairs({ case.shapes, case.device_shapes or {} }) do
           for _, shape in ipairs(shapes) do
             local size = cases.text(shape)
@@ -107,6 +107,9 @@ describe("the CUDA backend", function()
       it(op.name .. ": reads and writes strided rows", function()
         agree(op, case, case.shapes[#case.shapes], "f32", 8)
         agree(op, case, case.shapes[1], "bf16", 3)
+        if op.takes_f16 then
+          agree(op, case, case.shapes[#case.shapes], "f16", 3)
+        end
       end)
     end
   end

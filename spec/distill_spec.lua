@@ -425,7 +425,7 @@ describe("distillation", function()
   it("refuses what it does not know", function()
     for _, case in ipairs({
       { { loss = 1 }, "distill: unknown option loss" },
-      { { loss_type = "kl" }, "distill: loss_type is kl, wanted ce_tvd, tvd, jsd, forward_kl, " },
+      { { loss_type = "kl" }, "distill: loss_type is kl, wanted one of ce_tvd, tvd, jsd, " },
       { { beta = 1.5 }, "distill: beta is 1.5, wanted a number from 0 to 1" },
       { { temperature = 0 }, "distill: temperature is 0, wanted a number above 0" },
       { { temperature = INF }, "distill: temperature is inf, wanted a number above 0" },
@@ -460,28 +460,30 @@ describe("a teacher's file", function()
   it("is cut with a sample that was cut", function()
     local longer = '{"ids": [[3], [5], [6]], "logprobs": [[-0.5], [-0.25], [-1]]}'
     local _, message = load(longer)
-    assert.matches("ids is 3 lists, wanted a list for each of 2", message)
+    assert.matches("column `ids` has 3 lists, wanted a list for each of 2", message)
     local cut = load(longer, true)
     assert.same({ { 3 }, { 5 } },
       teacher_file.attach(pack.completions(cut), cut).teacher_id:to_table())
   end)
 
   it("is refused where it does not fit the data", function()
+    local TOKEN = ":1: columns `ids` and `logprobs`: token "
     for text, wanted in pairs({
-      ["\n{}"] = ": there is no line 1, which the data has",
+      ["\n{}"] = ":1: the line is missing, wanted one for each of the data's",
       ['{"ids": [[1]], "logprobs": [[-1], [-1]]}'] =
-        ":1: ids is 1 lists, wanted a list for each of 2 completion tokens",
-      ['{"ids": [[1], [2]]}'] = ":1: logprobs is nil, wanted a list for each of 2",
-      ['{"ids": [[1], 2], "logprobs": [[-1], [-1]]}'] = ":1: token 2 has no list",
-      ['{"ids": [[1], []], "logprobs": [[-1], []]}'] = ":1: token 2 has 0 ids and 0 logprobs",
-      ['{"ids": [[1, 2], [2]], "logprobs": [[-1], [-1]]}'] = ":1: token 1 has 2 ids and 1 logprobs",
+        ":1: column `ids` has 1 lists, wanted a list for each of 2 completion tokens",
+      ['{"ids": [[1], [2]]}'] = ":1: column `logprobs` is missing, wanted a list for each of 2",
+      ['{"ids": [[1], 2], "logprobs": [[-1], [-1]]}'] = TOKEN .. "2 has no list",
+      ['{"ids": [[1], []], "logprobs": [[-1], []]}'] = TOKEN .. "2 has 0 ids and 0 logprobs",
+      ['{"ids": [[1, 2], [2]], "logprobs": [[-1], [-1]]}'] =
+        TOKEN .. "1 has 2 ids and 1 logprobs",
       ['{"ids": [[9], [2]], "logprobs": [[-1], [-1]]}'] =
-        ":1: token 1 has id 9, wanted a whole number from 0 to 8",
-      ['{"ids": [[3, 3], [2]], "logprobs": [[-1, -1], [-1]]}'] = ":1: token 1 has id 3 twice",
+        TOKEN .. "1 has id 9, wanted a whole number from 0 to 8",
+      ['{"ids": [[3, 3], [2]], "logprobs": [[-1, -1], [-1]]}'] = TOKEN .. "1 has id 3 twice",
       ['{"ids": [[3], [2]], "logprobs": [[0.1], [-1]]}'] =
-        ":1: token 1 has logprob 0.1, wanted a number up to 0",
+        TOKEN .. "1 has logprob 0.1, wanted a number up to 0",
       ['{"ids": [[3, 4], [2]], "logprobs": [[-0.1, -0.1], [-1]]}'] =
-        ":1: token 1 has probabilities that add up to 1.8097, wanted at most 1",
+        TOKEN .. "1 has probabilities that add up to 1.8097, wanted at most 1",
     }) do
       local _, message, path = load(text)
       assert.is_truthy(message:find(path .. wanted, 1, true), message)

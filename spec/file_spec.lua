@@ -42,6 +42,51 @@ describe("file", function()
     end, root .. "/b: cannot be written: ")
   end)
 
+  it("reads a file, lists and removes a folder", function()
+    file.write(root .. "/b", "bytes")
+    file.write(root .. "/a", "")
+    assert.equal("bytes", file.read(root .. "/b"))
+    assert.is_nil(file.read(root .. "/c"))
+    assert.same({ bytes = 5, is_folder = false }, file.stat(root .. "/b"))
+    assert.is_true(file.stat(root).is_folder)
+    assert.is_nil(file.stat(root .. "/c"))
+    assert.same({ "a", "b" }, file.list(root))
+    assert.same({}, file.list(root .. "/c"))
+    os.execute(("mkdir %s/x && touch %s/x/a %s/x/b"):format(root, root, root))
+    file.remove_folder(root .. "/x", "b")
+    file.remove_folder(root .. "/x")
+    assert.same({ "a", "b" }, file.list(root))
+  end)
+
+  it("renames a folder, or says why not", function()
+    os.execute(("mkdir %s/x && touch %s/x/a"):format(root, root))
+    file.rename_folder(root .. "/x", root .. "/y")
+    assert.same({ "a" }, file.list(root .. "/y"))
+    helper.raises(function()
+      file.rename_folder(root .. "/x", root .. "/z")
+    end, root .. "/x: cannot be renamed to " .. root .. "/z: No such file or directory")
+    os.execute(("mkdir %s/z && touch %s/z/a"):format(root, root))
+    helper.raises(function()
+      file.rename_folder(root .. "/y", root .. "/z")
+    end, root .. "/y: cannot be renamed to " .. root .. "/z: Directory not empty")
+  end)
+
+  it("has the checksums that xxhsum prints", function()
+    for text, sum in pairs({
+      [""] = "ef46db3751d8e999", abc = "44bc2cf5ad770999",
+      ["Nobody inspects the spammish repetition"] = "fbcea83c8a378bf1",
+      -- More than what is read at once, and exactly that.
+      [("liger"):rep(500001)] = "e3a304345501e11b", [("x"):rep(2 ^ 20)] = "dfc21015d1daf3fc",
+    }) do
+      file.write(root .. "/a", text)
+      assert.equal(sum, file.checksum(root .. "/a"))
+    end
+    local sum, why = file.checksum(root .. "/b")
+    assert.is_nil(sum)
+    assert.equal("No such file or directory", why)
+    assert.same({ nil, "Is a directory" }, { file.checksum(root) })
+  end)
+
   it("tries a folder and leaves it empty", function()
     assert.is_true(file.probe_folder(root .. "/deep/er"))
     assert.same({}, helper.list(root .. "/deep/er"))

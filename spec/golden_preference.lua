@@ -38,8 +38,13 @@ function M.run(case, options, method, settings)
   local target = case.get("in." .. (settings.target or "target"), "i32")
   local rows, sequence, start = golden.completions(case, target)
   local index = Tensor.from_table(rows, "i32")
-  local logp, entropy, lse = fn.linear_logprob(x, w, target, { bias = leaves.bias })
-  local batch = { completion_cu = Tensor.from_table(start, "i32") }
+  local logp, entropy, lse, predicted = fn.linear_logprob(x, w, target, {
+    bias = leaves.bias, predicted = true,
+  })
+  local batch = {
+    completion_cu = Tensor.from_table(start, "i32"), num_tokens = x:size(1), rows = index,
+    target = target,
+  }
   if settings.fill then
     settings.fill(batch, {
       target = target, rows = rows, sequence = sequence, start = start, index = index, lse = lse,
@@ -51,15 +56,13 @@ function M.run(case, options, method, settings)
   loss:backward()
   logp:backward(inner.grad)
   local metrics = preference.metrics(preference.total({
-    preference.sums(batch, loss, values, ops.gather(entropy, index)),
+    preference.sums(batch, loss, values, preference.seen(batch, x, w, {
+      entropy = ops.gather(entropy, index), lse = lse, predicted = predicted,
+    }, leaves.bias)),
   }))
   local result = {
     ["out.loss"] = loss, ["out.logp"] = logp, ["out.dlogp"] = inner.grad,
     ["out.ref_logps"] = batch.ref_logps, ["metric.num_tokens"] = x:size(1),
-    without = {
-      ["metric.logits/chosen"] = true, ["metric.logits/rejected"] = true,
-      ["metric.mean_token_accuracy"] = true,
-    },
   }
   result["out.logps"] = values.logps
   if not batch.labels then

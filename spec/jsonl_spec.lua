@@ -127,34 +127,34 @@ describe("jsonl", function()
     end)
 
     it("says what a row lacks", function()
-      refuses('{"b": 1, "a": 2}', path .. ":1: no prompt and no messages, the columns are a, b")
-      refuses("{}", path .. ":1: no prompt and no messages, the columns are none")
+      refuses('{"b": 1, "a": 2}', path .. ":1: columns `prompt` and `messages` are missing, "
+        .. "wanted one of them; there are: a, b")
+      refuses("{}", "are missing, wanted one of them; there are: none")
       refuses(
         '{"prompt": 3}',
-        path .. ":1: prompt is a number, wanted a string or a list of messages"
+        path .. ":1: column `prompt` is a number, wanted a string or a list of messages"
       )
-      refuses('{"prompt": ""}', path .. ":1: prompt is empty")
+      refuses('{"prompt": ""}', path .. ":1: column `prompt` is empty, wanted a prompt")
       refuses(
         '{"messages": "a"}',
-        path .. ":1: messages is a string, wanted a list of { role, content }"
+        path .. ":1: column `messages` is a string, wanted a list of messages"
       )
       refuses(
         '{"messages": [{"role": "assistant", "content": "a"}]}',
-        path .. ":1: messages is empty"
+        path .. ":1: column `messages` is empty, wanted a prompt"
       )
       refuses(
         '{"messages": [{"content": "a"}]}',
-        ":1: messages[1] has no role, wanted { role, content }"
+        ":1: column `messages[1].role` is missing, wanted a string"
       )
       refuses(
         '{"messages": [{"role": "user"}]}',
-        ":1: messages[1].content is missing, wanted a string"
+        ":1: column `messages[1].content` is missing, wanted a string"
       )
       refuses(
         '{"prompt": [{"role": "user", "content": 3}]}',
-        ":1: prompt[1].content is a number, wanted a string"
+        ":1: column `prompt[1].content` is a number, wanted a string"
       )
-      refuses("\n", path .. ": no rows")
     end)
   end)
 end)

@@ -372,3 +372,45 @@ describe("the options of losses on logits", function()
     assert.is_nil(autograd.no_grad(fn.cross_entropy, x, ids(0, 1)).requires_grad)
   end)
 end)
+
+describe("losses on f16 logits", function()
+  local N, V = 6, 41
+  local target = ids(3, 0, 40, -100, 7, 12)
+  local function losses(a, b)
+    local acc = a.dtype == "f64" and "f64" or "f32"
+    local logp, entropy = fn.logprob(a, target, { temperature = 0.7 })
+    local list = {
+      fn.sum(logp), fn.sum(entropy), fn.sum(fn.entropy(a)),
+      (fn.cross_entropy(a, target, { label_smoothing = 0.1 })),
+      fn.sum(fn.softmax(a):to(acc) * b:to(acc)),
+    }
+    local ce, tvd = ops.ce_tvd(a, b, target, 1.5, -100)
+    list[#list + 1] = fn.sum(ce)
+    list[#list + 1] = fn.sum(tvd)
+    list[#list + 1] = fn.sum((ops.tvd(a, b, target, 1, -100)))
+    list[#list + 1] = fn.sum((ops.jsd(a, b, target, 0.3, 2, -100)))
+    list[#list + 1] = fn.sum((ops.cosine(a, b, target, 1, -100)))
+    return list
+  end
+
+  -- A leaf's gradient under the i-th loss, from rows that lie apart.
+  local function run(i, dtype)
+    local a = helper.strided(helper.to(helper.normal(1, { N, V }, "f16"), dtype), 3)
+    local b = helper.to(helper.normal(2, { N, V }, "f16"), dtype)
+    a:requires_grad_()
+    local loss = losses(a, b)[i]
+    loss:backward()
+    return loss, a.grad
+  end
+
+  it("have the values and, in f32, the gradients of the numbers they are", function()
+    for i = 1, 10 do -- the fifth is made of a softmax in f16
+      local loss, grad = run(i, "f16")
+      local wanted, wanted_grad = run(i, "f64")
+      assert.equal("f32", loss.dtype)
+      assert.equal("f32", grad.dtype)
+      close(loss, wanted, i == 5 and 1e-3 or 1e-5, "loss " .. i)
+      close(grad, wanted_grad, i == 5 and 2e-3 or 1e-3, "gradient " .. i)
+    end
+  end)
+end)

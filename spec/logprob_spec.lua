@@ -439,6 +439,24 @@ describe("linear_cross_entropy", function()
     close(rows.predicted, { 1, -1 }, 0)
   end)
 
+  it("predicts as linear_logprob does, which has the same bits where it is not asked to", function()
+    for _, dtype in ipairs({ "f32", "bf16", "f64" }) do
+      for _, cap in ipairs({ 0, 5 }) do
+        local x, w, target = problem(20, 16, 33, dtype, 6)
+        x, w = helper.to(x, dtype), helper.to(w, dtype)
+        local _, rows = fn.linear_cross_entropy(x, w, target, { softcap = cap })
+        local outputs = { fn.linear_logprob(x, w, target, { softcap = cap, predicted = true }) }
+        same(rows.predicted, outputs[4], dtype)
+        for i, y in ipairs({ fn.linear_logprob(x, w, target, { softcap = cap }) }) do
+          same(y, outputs[i], dtype)
+        end
+      end
+    end
+    local _, _, _, predicted = fn.linear_logprob(fn.ones(3, 1),
+      Tensor.from_table({ { 1 }, { 3 }, { 3 } }), ids({ 0, -100, 2 }), { predicted = true })
+    close(predicted, { 1, -1, 1 }, 0)
+  end)
+
   it("makes no gradient where none is recorded", function()
     local x, w, target = problem(4, 5, 7, "f32")
     local v = helper.to(w, "f32"):requires_grad_()

@@ -64,11 +64,7 @@ end
 
 -- Writes tensors { name, tensor } as a model's folder.
 local function write_folder(folder, config, named)
-  weights.save({
-    named_weights = function()
-      return named
-    end,
-  }, folder .. "/model.safetensors")
+  weights.write(folder .. "/model.safetensors", named)
   write(folder .. "/config.json", cjson.encode(config))
 end
 

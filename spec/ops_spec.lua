@@ -7,10 +7,10 @@ local Tensor = require("liger.tensor")
 local close, raises, same = helper.close, helper.raises, helper.same
 
 -- Largest difference to f64 over the tensor's largest magnitude. bf16 has 8 bits: half of 2^-8 for
--- one rounding, twice in rms_norm.
-local VALUE = { f32 = 1e-5, bf16 = 1e-2 }
-local GRADIENT = { f32 = 1e-4, bf16 = 2e-2 }
--- Of a bf16 run the fp32 outputs that no bf16 number goes into.
+-- one rounding, twice in rms_norm; f16 has 11.
+local VALUE = { f32 = 1e-5, bf16 = 1e-2, f16 = 1.5e-3 }
+local GRADIENT = { f32 = 1e-4, bf16 = 2e-2, f16 = 3e-3 }
+-- Of a bf16 or f16 run the fp32 outputs that no such number goes into.
 local KEPT = 1e-4
 
 local function outputs_of(op, values)
@@ -122,7 +122,7 @@ local function agree(op, case, shape, dtype)
   local got, want = cases.forward(op, got_in, dtype), cases.forward(op, want_in, "f64")
   for _, t in ipairs(outputs_of(op, want)) do
     local y = got[t.name]
-    local bound = y.dtype == "bf16" and VALUE.bf16 or dtype == "bf16" and KEPT or VALUE.f32
+    local bound = y.dtype == dtype and VALUE[dtype] or dtype == "f32" and VALUE.f32 or KEPT
     close(y, want[t.name], bound, t.name)
   end
   if not op.backward then
@@ -380,9 +380,13 @@ local function check_dtypes(op, args)
   for _, t in ipairs(op.tensors) do
     local x = args[t.name]
     if x and t.dtype ~= "any" then
-      -- f16 is for files: no op computes in it.
-      local wanted = t.dtype == "shared" and "f32, bf16 or f64" or x.dtype
-      for _, other in ipairs(t.dtype == "shared" and { "i32", "f16" } or { "u8" }) do
+      local wanted, others = x.dtype, { "u8" }
+      if t.dtype == "shared" and op.takes_f16 then
+        wanted, others = "f32, bf16, f16 or f64", { "i32" }
+      elseif t.dtype == "shared" then
+        wanted, others = "f32, bf16 or f64", { "i32", "f16" }
+      end
+      for _, other in ipairs(others) do
         raises(function()
           cases.call(op, with(args, t.name, Tensor.empty(x.shape, other):fill_(0)))
         end, ("%s: %s is %s, wanted %s"):format(op.name, t.name, other, wanted))
@@ -527,6 +531,7 @@ for _, op in ipairs(cases.ops()) do
       return
     end
 
+    local short = { "bf16", op.takes_f16 and "f16" or nil }
     for _, shape in ipairs(case.shapes) do
       local text = cases.text(shape)
       if op.backward and shape.grad ~= false then
@@ -536,24 +541,31 @@ for _, op in ipairs(cases.ops()) do
           end
         end)
       end
-      it("agrees with f64 in f32 and bf16, " .. text, function()
-        agree(op, case, shape, "f32")
-        agree(op, case, shape, "bf16")
-      end)
+      it("agrees with f64 in " .. table.concat({ "f32", unpack(short) }, ", ") .. ", " .. text,
+        function()
+          agree(op, case, shape, "f32")
+          for _, dtype in ipairs(short) do
+            agree(op, case, shape, dtype)
+          end
+        end)
       it("gives the same bits again and on any number of threads, " .. text, function()
-        same_bits(op, case, shape, "f32")
-        same_bits(op, case, shape, "bf16")
-        same_bits(op, case, shape, "f64")
+        for _, dtype in ipairs({ "f32", "f64", unpack(short) }) do
+          same_bits(op, case, shape, dtype)
+        end
       end)
       it("changes no input and needs no optional output, " .. text, function()
         check_inputs_kept(op, case, shape, "f32")
-        check_inputs_kept(op, case, shape, "bf16")
+        for _, dtype in ipairs(short) do
+          check_inputs_kept(op, case, shape, dtype)
+        end
         check_optional(op, case, shape, "f32")
         check_optional(op, case, shape, "f64")
       end)
       it("reads and writes rows that lie apart, " .. text, function()
         check_strided(op, case, shape, "f32")
-        check_strided(op, case, shape, "bf16")
+        for _, dtype in ipairs(short) do
+          check_strided(op, case, shape, dtype)
+        end
       end)
     end
 

@@ -81,7 +81,7 @@ describe("a preference recipe", function()
   it("has TRL's metrics", function()
     local pair = {
       "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen",
-      "logps/rejected",
+      "logps/rejected", "logits/chosen", "logits/rejected", "mean_token_accuracy",
     }
     for name, list in pairs({
       dpo = { "entropy" }, orpo = { "nll_loss", "log_odds_ratio", "log_odds_chosen" },

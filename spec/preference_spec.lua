@@ -3,6 +3,7 @@ local helper = require("spec.helper")
 local data = require("liger.data.preference")
 local decoder = require("liger.model")
 local dpo = require("liger.loss.dpo")
+local fn = require("liger.fn")
 local memory = require("liger.memory")
 local orpo = require("liger.loss.orpo")
 local preference = require("liger.train.preference")
@@ -95,27 +96,28 @@ describe("pairs of a file", function()
 
   it("that are wrong are named by file and line, with what was wanted", function()
     for text, line in pairs({
-      ["chosen is a nil, wanted a string or list of messages"] = '{"prompt": "a"}',
-      ["rejected is a number, wanted a string or list of messages"] =
+      ["column `chosen` is missing, wanted a string or a list of messages"] = '{"prompt": "a"}',
+      ["column `rejected` is a number, wanted a string or a list of messages"] =
         '{"prompt": "a", "chosen": "b", "rejected": 1}',
-      ["rejected is a table, wanted a string"] =
+      ["column `rejected` is a list, wanted a string"] =
         '{"prompt": "a", "chosen": "b", "rejected": [{"role": "user", "content": "x"}]}',
-      ["prompt is a number, wanted a string or list of messages"] =
+      ["column `prompt` is a number, wanted a string or a list of messages"] =
         '{"prompt": 1, "chosen": "b", "rejected": "c"}',
-      ["prompt is empty, wanted at least one token"] =
+      ["column `prompt` is empty, wanted at least one token"] =
         '{"prompt": "", "chosen": "b", "rejected": "c"}',
-      ["there is no prompt in messages, wanted one, or answers with the same beginning"] =
+      ["column `prompt` is a string, wanted a list of messages, or answers with the same"] =
         '{"prompt": "a", "chosen": [{"role": "user", "content": "x"}],'
         .. ' "rejected": [{"role": "user", "content": "y"}]}',
-      ["chosen is a string, wanted a list of messages"] =
+      ["column `chosen` is a string, wanted a list of messages"] =
         '{"prompt": [{"role": "user", "content": "x"}], "chosen": "b", "rejected": "c"}',
-      ["chosen[1] has no role"] = '{"chosen": [{"content": "x"}], "rejected": [{}]}',
-      ["there is no prompt in text, wanted one, or answers with the same beginning"] =
+      ["column `chosen[1].role` is missing, wanted a string"] =
+        '{"chosen": [{"content": "x"}], "rejected": [{}]}',
+      ["column `prompt` is missing, wanted a string, or answers with the same beginning"] =
         '{"chosen": "b", "rejected": "c"}',
-      ["chosen is all prompt, wanted an answer behind the common beginning"] =
+      ["column `chosen` is all prompt, wanted an answer behind the common beginning"] =
         '{"chosen": "ab", "rejected": "abc"}',
-      ["rejected is all prompt"] = '{"chosen": "abc", "rejected": "ab"}',
-      ["row has 13 tokens, wanted at most 12; max_length cuts it"] =
+      ["column `rejected` is all prompt"] = '{"chosen": "abc", "rejected": "ab"}',
+      ["the row has 13 tokens, wanted at most 12; max_length cuts it"] =
         '{"prompt": "1234567890", "chosen": "bb", "rejected": "c"}',
     }) do
       with_rows({ '{"prompt": "1", "chosen": "2", "rejected": "3"}', line }, function(path)
@@ -150,10 +152,10 @@ describe("labelled answers of a file", function()
 
   it("that are wrong are named by file and line", function()
     for text, line in pairs({
-      ["label is missing, wanted true or false"] = '{"prompt": "a", "completion": "b"}',
-      ["label is a number, wanted true or false"] =
+      ["column `label` is missing, wanted true or false"] = '{"prompt": "a", "completion": "b"}',
+      ["column `label` is a number, wanted true or false"] =
         '{"prompt": "a", "completion": "b", "label": 1}',
-      ["completion is a nil, wanted a string or list of messages"] =
+      ["column `completion` is missing, wanted a string or a list of messages"] =
         '{"prompt": "a", "label": true}',
     }) do
       with_rows({ line }, function(path)
@@ -223,10 +225,10 @@ describe("a batch of pairs", function()
       local batch, parts = preference.batch(rows, preference.pair, with_prompt), {}
       for micro in batch:split(limit) do
         preference.set_reference(micro, reference, preference.logps)
-        local logp, entropy = model:logprob(micro)
+        local logp, seen = preference.logprob(model, micro)
         local loss, values = method.loss(micro, logp, options)
         loss:backward()
-        parts[#parts + 1] = preference.sums(micro, loss, values, entropy)
+        parts[#parts + 1] = preference.sums(micro, loss, values, seen)
       end
       local grads = {}
       for i, p in ipairs(model:parameters()) do
@@ -246,6 +248,71 @@ describe("a batch of pairs", function()
         helper.close(cut_grads[i], grad, 1e-4, "gradient " .. i)
       end
     end
+  end)
+
+  -- Sum over a row's answers in one column of the mean logit, their tokens and the right ones.
+  local function add_logits(total, model, row, answer)
+    local sequence = {}
+    for _, list in ipairs({ row.ids, answer }) do
+      for _, id in ipairs(list) do
+        sequence[#sequence + 1] = id
+      end
+    end
+    local logits = model:logits(sequence):to_table()
+    for k, id in ipairs(answer) do
+      local z, sum, best = logits[#row.ids + k - 1], 0, 1
+      for v, x in ipairs(z) do
+        sum, best = sum + x, x > z[best] and v or best
+      end
+      total.sum, total.tokens = total.sum + sum / #z, total.tokens + 1
+      total.right = total.right + (best - 1 == id and 1 or 0)
+    end
+  end
+
+  it("has the mean logit of its answers, and how often the chosen ones are predicted", function()
+    local model = decoder.from_config(sums.config):init(3, 0.3)
+    local function measured(list, columns, with_prompt, limit)
+      local parts = {}
+      for micro in preference.batch(list, columns, with_prompt):split(limit) do
+        local logp, seen = preference.logprob(model, micro)
+        local logps = preference.logps(micro, logp)
+        local values = { logps = logps, rewards = logps }
+        parts[#parts + 1] = preference.sums(micro, fn.sum(logp), values, seen)
+      end
+      return preference.metrics(preference.total(parts))
+    end
+    local chosen = { sum = 0, tokens = 0, right = 0 }
+    local rejected, labelled = { sum = 0, tokens = 0, right = 0 }, {}
+    -- What the model predicts, so that some of it is right.
+    local made = {}
+    for i, row in ipairs(rows) do
+      local z = model:logits(row.ids):to_table()[#row.ids]
+      local best = 1
+      for v = 1, #z do
+        best = z[v] > z[best] and v or best
+      end
+      made[i] = {
+        ids = row.ids, chosen = { best - 1, unpack(row.chosen) }, rejected = row.rejected,
+      }
+      add_logits(chosen, model, row, made[i].chosen)
+      add_logits(rejected, model, row, row.rejected)
+      labelled[2 * i - 1] = { ids = row.ids, completion = made[i].chosen, label = true }
+      labelled[2 * i] = { ids = row.ids, completion = row.rejected, label = false }
+    end
+    assert.is_true(chosen.right >= 3)
+    for _, case in ipairs({
+      { made, preference.pair, false, 0 }, { made, preference.pair, false, 1 },
+      { made, preference.pair, true, 1 }, { labelled, { "completion" }, false, 9 },
+    }) do
+      local metrics = measured(unpack(case))
+      helper.close(metrics["logits/chosen"], chosen.sum / chosen.tokens, 1e-5)
+      helper.close(metrics["logits/rejected"], rejected.sum / rejected.tokens, 1e-5)
+      helper.close(metrics.mean_token_accuracy, chosen.right / chosen.tokens, 1e-7)
+    end
+    local metrics = measured({ labelled[2] }, { "completion" }, false, 0)
+    assert.is_nil(metrics["logits/chosen"])
+    assert.is_nil(metrics.mean_token_accuracy)
+    assert.equal("number", type(metrics["logits/rejected"]))
   end)
 
   it("has a reward of exactly 0 where the policy is the reference", function()

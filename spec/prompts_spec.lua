@@ -42,10 +42,11 @@ describe("prompts of a file", function()
     }, function(path)
       helper.raises(function()
         prompts.load(path, new_tokenizer(), { check = reward.new("exact").check })
-      end, path .. ":3: there is no column answer")
+      end, path .. ":3: column `answer` is missing, wanted a string or a number")
       helper.raises(function()
         prompts.load(path, new_tokenizer(), { context = 13, max_completion_length = 4 })
-      end, path .. ":3: prompt has 10 tokens and max_completion_length is 4, wanted at most 13")
+      end, path .. ":3: column `prompt` has 10 tokens and max_completion_length is 4, wanted at "
+        .. "most 13")
       assert.equal(2, #prompts.load(path, new_tokenizer(), {
         context = 14, max_completion_length = 4,
       }))
@@ -74,7 +75,7 @@ describe("prompts of a file", function()
     }, function(path)
       helper.raises(function()
         prompts.load(path, new_tokenizer("{{ '' }}"))
-      end, path .. ":2: prompt is empty, wanted at least one token")
+      end, path .. ":2: column `prompt` is empty, wanted at least one token")
     end)
   end)
 end)
@@ -98,7 +99,7 @@ describe("supervised samples of a file", function()
     assert.equal("<", text_of(load({ chat })[1].ids))
     helper.raises(function()
       load({ '{"messages": [{"role": "user", "content": "q"}]}' }, nil, nil, true)
-    end, ":1: messages end with a user after 0 others, wanted an answer of the assistant")
+    end, ":1: column `messages` ends with a user after 0 others, wanted an answer of the assistant")
   end)
 
   it("learn the completion of a prompt, with the end", function()
@@ -152,23 +153,25 @@ describe("supervised samples of a file", function()
         end, path .. ":2: ", unpack(texts))
       end)
     end
-    refused('{"answer": "x"}', nil, "row has none of text, messages, prompt and completion")
-    refused('{"prompt": "x"}', nil, "row has none of text, messages, prompt and completion")
-    refused('{"text": 5}', nil, "text is a number, wanted a string")
-    refused('{"messages": "x"}', nil, "messages is a string, wanted a list of messages")
+    refused('{"answer": "x"}', nil, "columns `text`, `messages`, `prompt` and `completion` are "
+      .. "missing, wanted a text, messages, or a prompt and a completion; there are: answer")
+    refused('{"prompt": "x"}', nil, "column `completion` is missing, wanted a string")
+    refused('{"completion": "x"}', nil, "column `prompt` is missing, wanted a string or a ")
+    refused('{"text": 5}', nil, "column `text` is a number, wanted a string")
+    refused('{"messages": "x"}', nil, "column `messages` is a string, wanted a list of messages")
     refused(
       '{"prompt": 5, "completion": "x"}', nil,
-      "prompt is a number, wanted a string or list of messages"
+      "column `prompt` is a number, wanted a string or a list of messages"
     )
-    refused('{"prompt": "x", "completion": 5}', nil, "completion is a number, wanted a string")
+    refused('{"prompt": "x", "completion": 5}', nil, "column `completion` is a number, wanted ")
     refused('{"prompt": [{"role": "user", "content": "q"}], "completion": "x"}', nil,
-      "completion is a string, wanted a list of messages")
+      "column `completion` is a string, wanted a list of messages")
     refused(
       '{"prompt": [{"role": "user", "content": "q"}], '
         .. '"completion": [{"role": "assistant", "content": "a"}]}',
       "{% if add_generation_prompt %}<open>{% endif %}"
         .. "{% for m in messages %}<{{ m.content }}>{% endfor %}",
-      "the chat template changes the prompt when the completion follows, from token 2 on"
+      "the chat template changes the prompt when column `completion` follows, from token 2 on"
     )
   end)
 end)
@@ -182,14 +185,15 @@ describe("supervised samples", function()
         end, ("%s:2: %s"):format(path, message))
       end)
     end
-    refused('{"messages": [{"content": "x"}]}', nil, "messages[1] has no role, wanted { role, con")
-    refused('{"messages": []}', nil, "messages is empty")
+    refused('{"messages": [{"content": "x"}]}', nil, "column `messages[1].role` is missing, want")
+    refused('{"messages": []}', nil, "column `messages` is empty, wanted at least one message")
     refused(
       '{"prompt": [{"role": "user", "content": "x"}], "completion": [{"role": "assistant"}]}', nil,
-      "completion[1].content is missing, wanted a string"
+      "column `completion[1].content` is missing, wanted a string"
     )
-    refused('{"prompt": [3], "completion": [{"role": "a", "content": "b"}]}', nil, "prompt[1] has")
-    refused('{"text": "0123456789"}', 10, "sample has 11 tokens, wanted at most 10; max_length")
+    refused('{"prompt": [3], "completion": [{"role": "a", "content": "b"}]}', nil,
+      "column `prompt[1]` is a number, wanted { role, content }")
+    refused('{"text": "0123456789"}', 10, "the row has 11 tokens, wanted at most 10; max_length")
   end)
 end)
 
@@ -226,7 +230,7 @@ describe("holding rows out", function()
 
   it("needs two rows", function()
     helper.raises(function()
-      prompts.split({ 1 }, 0.1, 1)
-    end, "data: 1 rows, wanted at least 2 to hold some out")
+      prompts.split({ 1 }, 0.1, 1, "d.jsonl")
+    end, "d.jsonl: 1 rows to learn from, wanted at least 2 to hold some out")
   end)
 end)

@@ -47,10 +47,11 @@ function M.with(...)
   return y
 end
 
---- Output and exit status of a recipe; an option that is true has no value.
+--- Output and exit status of a recipe; an option that is true has no value. No checkpoints, unless
+--- save_steps says so.
 function M.start(recipe, options)
   local words = {}
-  for key, value in pairs(options) do
+  for key, value in pairs(M.with({ save_steps = 0 }, options)) do
     local text = value == true and "" or (" %q"):format(tostring(value))
     words[#words + 1] = "--" .. key:gsub("_", "-") .. text
   end

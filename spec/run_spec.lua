@@ -290,6 +290,22 @@ describe("run", function()
       assert.is_nil(list[2].tokens_per_second)
     end)
 
+    it("adds up the loop's tokens, unless it is told how many", function()
+      open()
+      for label, wanted in pairs({ a = { 5, 10 }, b = { 5, 10 } }) do
+        for step in run:steps(2, { label = label }) do
+          run:log({ tokens = 5 })
+          local list = lines("metrics.jsonl")
+          assert.are.equal(wanted[step], list[#list].num_tokens)
+        end
+      end
+      run:log({ tokens = 5, num_tokens = 1 })
+      run:log({ loss = 1 })
+      local list = lines("metrics.jsonl")
+      assert.are.equal(1, list[5].num_tokens)
+      assert.is_nil(list[6].num_tokens)
+    end)
+
     it("refuses what is no number", function()
       open()
       helper.raises(function()
@@ -394,6 +410,18 @@ describe("run", function()
       end, "step 0: loss is nan")
       assert.is_nil(message:find(";", 1, true))
     end)
+  end)
+
+  it("once calls a function once, by name", function()
+    open()
+    local calls = 0
+    local function count()
+      calls = calls + 1
+      return calls
+    end
+    local first, again = run:once("a", count), run:once("a", count)
+    assert.are.same({ 1, 1, 2 }, { first, again, run:once("b", count) })
+    assert.are.equal(2, calls)
   end)
 
   it("sample writes a line with step and phase", function()

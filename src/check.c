@@ -105,23 +105,28 @@ static lg_status check_shape(lg_context *ctx, const char *op, const lg_arg *arg,
     return LG_OK;
 }
 
-/* f16 is for files: copy converts it, no op computes in it. */
-static bool is_computed(int dtype) {
-    return dtype == LG_F32 || dtype == LG_BF16 || dtype == LG_F64;
+static bool is_shared(const lg_arg *arg) {
+    return arg->dtype == LG_DTYPE_SHARED || arg->dtype == LG_DTYPE_FLOAT;
+}
+
+/* Weights and activations in f16 are for files: but for ops on given logits, only copy reads it. */
+static bool is_computed(const lg_arg *arg, int dtype) {
+    return dtype == LG_F32 || dtype == LG_BF16 || dtype == LG_F64 ||
+           (dtype == LG_F16 && arg->dtype == LG_DTYPE_FLOAT);
 }
 
 static lg_status check_dtype(lg_context *ctx, const char *op, const lg_arg *arg, const lg_tensor *t,
                              binding *b) {
-    static const int fixed[] = {-1, -1, -1, LG_F32, LG_F64, LG_I32, LG_I64, LG_U8};
+    static const int fixed[] = {-1, -1, -1, -1, LG_F32, LG_F64, LG_I32, LG_I64, LG_U8};
     int wanted = fixed[arg->dtype];
     if (t->dtype < 0 || t->dtype >= LG_NUM_DTYPES)
         return lg_fail(ctx, LG_EINVAL, "%s: %s has dtype %d, which is none", op, arg->name,
                        t->dtype);
     if (arg->dtype == LG_DTYPE_ANY) return LG_OK;
-    if (arg->dtype == LG_DTYPE_SHARED) {
-        if (!is_computed(t->dtype))
-            return lg_fail(ctx, LG_EINVAL, "%s: %s is %s, wanted f32, bf16 or f64", op, arg->name,
-                           lg_dtype_name(t->dtype));
+    if (is_shared(arg)) {
+        if (!is_computed(arg, t->dtype))
+            return lg_fail(ctx, LG_EINVAL, "%s: %s is %s, wanted f32, bf16%s or f64", op, arg->name,
+                           lg_dtype_name(t->dtype), arg->dtype == LG_DTYPE_FLOAT ? ", f16" : "");
         if (b->shared < 0) {
             b->shared = t->dtype;
             b->shared_by = arg->name;
@@ -131,9 +136,8 @@ static lg_status check_dtype(lg_context *ctx, const char *op, const lg_arg *arg,
     if (arg->dtype == LG_DTYPE_ACC) wanted = b->shared == LG_F64 ? LG_F64 : LG_F32;
     if (t->dtype != wanted)
         return lg_fail(ctx, LG_EINVAL, "%s: %s is %s, wanted %s%s%s%s", op, arg->name,
-                       lg_dtype_name(t->dtype), lg_dtype_name(wanted),
-                       arg->dtype == LG_DTYPE_SHARED ? " as " : "",
-                       arg->dtype == LG_DTYPE_SHARED ? b->shared_by : "", "");
+                       lg_dtype_name(t->dtype), lg_dtype_name(wanted), is_shared(arg) ? " as " : "",
+                       is_shared(arg) ? b->shared_by : "", "");
     return LG_OK;
 }
 
@@ -157,7 +161,7 @@ lg_status lg_check(lg_context *ctx, const char *op, const lg_arg *args, int n,
     binding b = {.lead_ndim = -1, .shared = -1};
     /* Shared dtypes first: an :acc tensor may stand before the tensor that decides. */
     for (int i = 0; i < n; i++)
-        if (tensors[i] && args[i].dtype == LG_DTYPE_SHARED)
+        if (tensors[i] && is_shared(&args[i]))
             LG_TRY(check_dtype(ctx, op, &args[i], tensors[i], &b));
     for (int i = 0; i < n; i++) {
         const lg_tensor *t = tensors[i];

@@ -14,6 +14,7 @@ typedef struct lg_dim {
 
 typedef enum lg_dtype_rule {
     LG_DTYPE_SHARED, /* one of f32, bf16, f64, the same for all */
+    LG_DTYPE_FLOAT,  /* the same, or f16 */
     LG_DTYPE_ACC,    /* f64 when the shared dtype is f64, else f32 */
     LG_DTYPE_ANY,
     LG_DTYPE_F32,

@@ -170,8 +170,8 @@ lg_status lg_file_read(lg_context *ctx, const lg_file *file, int64_t index, lg_t
  * ends in NUL. From GGUF: a byte that is no valid UTF-8 is written as \u00XX, NaN and infinities as null. */
 const char *lg_file_metadata(const lg_file *file, int64_t *bytes);
 
-/* Writes a safetensors file: `n` dense tensors under `names`, `metadata` a JSON object of strings or NULL. The file is
- * written beside `path`, synced and renamed: it is there in whole or not at all. */
+/* Writes a safetensors file: `n` dense tensors of the context's device or the CPU under `names`, `metadata` a JSON object of
+ * strings or NULL. The file is written beside `path`, synced and renamed: it is there in whole or not at all. */
 lg_status lg_safetensors_write(lg_context *ctx, const char *path, const char *const *names,
                                const lg_tensor *const *tensors, int64_t n, const char *metadata);
 
@@ -225,6 +225,8 @@ int32_t lg_sys_stat(const char *path, lg_sys_info *info);
 int32_t lg_sys_make_folders(const char *path);
 /* Waits until a file, or a folder's list of names, is on the disk. */
 int32_t lg_sys_sync(const char *path);
+/* XXH64 of a file's bytes as 16 hexadecimal digits and a NUL. */
+int32_t lg_sys_checksum(const char *path, char *digits);
 
 typedef struct lg_sys_folder lg_sys_folder;
 

@@ -129,7 +129,7 @@ for _, op in ipairs(ops) do
     end
     args[#args + 1] = ('        {"%s", LG_DTYPE_%s, %s, %s, %d, {%s}},'):format(
       t.name,
-      t.dtype:upper(),
+      t.dtype == "shared" and op.takes_f16 and "FLOAT" or t.dtype:upper(),
       t.optional and "true" or "false",
       t.strided and "true" or "false",
       #t.dims,

@@ -9,7 +9,8 @@
  *        b?      may be NULL (every output of a backward may be: a gradient that is not wanted)
  *        ~x      any strides in the leading dimensions; the last one is always dense. Others are dense throughout
  *        dw+     added to, not overwritten
- *        :i32    a fixed dtype; :acc is f32, or f64 when the shared dtype is f64; :any is any; all others share one dtype
+ *        :i32    a fixed dtype; :acc is f32, or f64 when the shared dtype is f64; :any is any; all others share one dtype,
+ *                which where one says :float may be f16
  *        a name on both sides of -> is updated in place
  *        round=true  what the Lua wrapper takes for an attribute that is left out
  *   op_backward          the gradient of op: `d` + a forward name is that tensor's gradient (incoming if const); every other
@@ -17,7 +18,7 @@
  *
  * Ops allocate nothing, wait for nothing (but for the heads, linear_*, which on a device wait for the number of the rows that
  * take part) and give the same bits for the same inputs. Rows are treated alone. Sums run in fp32 or better. Dtypes are f32,
- * bf16 and f64 unless an op says otherwise.
+ * bf16 and f64 unless an op says otherwise: those on given logits take f16 too.
  */
 #ifndef LIGER_OPS_H
 #define LIGER_OPS_H
@@ -348,13 +349,14 @@ lg_status lg_linear_logits(lg_context *ctx, const lg_tensor *x, const lg_tensor 
 
 /* Log-probability of the target under softmax(z), z as in linear_logits, without an [N,V] of logits beyond a chunk:
  *   lse[n] = log sum_v exp z[n,v],  logp[n] = z[n,target[n]] - lse[n],  entropy[n] = lse[n] - sum_v p[n,v] z[n,v].
- * Rows whose target is `ignore` take no part in the product and get 0 in all outputs. `z`, when given, keeps the rows that took
- * part, packed at the front, for the backward. A target outside [0, V) is an error.
- *: x[N,C] w[V,C] b?[V] target[N]:i32 -> logp[N]:acc entropy?[N]:acc lse[N]:acc z?[N,V]:acc */
+ * predicted[n] is the smallest index of the largest z. Rows whose target is `ignore` take no part in the product and get 0 in all
+ * outputs, -1 in predicted. `z`, when given, keeps the rows that took part, packed at the front, for the backward. A target outside
+ * [0, V) is an error.
+ *: x[N,C] w[V,C] b?[V] target[N]:i32 -> logp[N]:acc entropy?[N]:acc lse[N]:acc predicted?[N]:i32 z?[N,V]:acc */
 lg_status lg_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                             const lg_tensor *b, const lg_tensor *target, double temperature,
                             double softcap, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
-                            lg_tensor *lse, lg_tensor *z);
+                            lg_tensor *lse, lg_tensor *predicted, lg_tensor *z);
 /* dz[n,v] = dlogp[n] ([v = target[n]] - p[n,v]) - dentropy[n] p[n,v] (z[n,v] - lse[n] + entropy[n]), then through the
  * temperature and the cap to dx = dlogits w, dw += dlogits^T x, db += sum of dlogits. Rows that are ignored or whose dlogp and
  * dentropy are exactly 0 are left out of the products; their dx is 0. `z` is overwritten; without it the logits are recomputed.
@@ -385,13 +387,13 @@ lg_status lg_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_
  *   lse[n] = log sum_v exp z[n,v],  logp[n,k] = z[n,target[n,k]] - lse[n],  entropy[n] = lse[n] - sum_v p[n,v] z[n,v].
  * Where a target is `ignore` logp is 0; a row with targets that are all `ignore` is not read and gets 0 in all outputs. K = 0 asks for
  * entropies alone. A target outside [0, V) is an error.
- *: ~logits[*,V] target[*,K]:i32 -> logp[*,K]:acc entropy[*]:acc lse[*]:acc */
+ *: ~logits[*,V]:float target[*,K]:i32 -> logp[*,K]:acc entropy[*]:acc lse[*]:acc */
 lg_status lg_logprob(lg_context *ctx, const lg_tensor *logits, const lg_tensor *target,
                      double temperature, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
                      lg_tensor *lse);
 /* dz[n,v] = sum_k dlogp[n,k] ([v = target[n,k]] - p[n,v]) - dentropy[n] p[n,v] (z[n,v] - lse[n] + entropy[n]), over the targets that
  * are not `ignore`; dlogits = dz / temperature. A row whose dlogp and dentropy are all exactly 0 is not read: its gradient is 0.
- *: dlogp[*,K]:acc dentropy?[*]:acc ~logits[*,V] target[*,K]:i32 entropy[*]:acc lse[*]:acc -> ~dlogits[*,V] */
+ *: dlogp[*,K]:acc dentropy?[*]:acc ~logits[*,V]:float target[*,K]:i32 entropy[*]:acc lse[*]:acc -> ~dlogits[*,V] */
 lg_status lg_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, const lg_tensor *dentropy,
                               const lg_tensor *logits, const lg_tensor *target,
                               const lg_tensor *entropy, const lg_tensor *lse, double temperature,
@@ -402,14 +404,14 @@ lg_status lg_logprob_backward(lg_context *ctx, const lg_tensor *dlogp, const lg_
  *   lse[n] = log sum_v exp z[n,v],  loss[n] = (1 - s) c[t] (lse[n] - z[n,t]) + s / V sum_v c[v] (lse[n] - z[n,v]),
  * weight[n] = c[t], and predicted[n] is the smallest index of the largest z. A row whose target is `ignore` is not read: it gets 0, and
  * -1 in predicted. A target outside [0, V) is an error.
- *: ~logits[*,V] target[*]:i32 class_weight?[V]:acc -> loss[*]:acc lse[*]:acc weight[*]:acc predicted[*]:i32 */
+ *: ~logits[*,V]:float target[*]:i32 class_weight?[V]:acc -> loss[*]:acc lse[*]:acc weight[*]:acc predicted[*]:i32 */
 lg_status lg_cross_entropy(lg_context *ctx, const lg_tensor *logits, const lg_tensor *target,
                            const lg_tensor *class_weight, double label_smoothing, double softcap,
                            int64_t ignore, lg_tensor *loss, lg_tensor *lse, lg_tensor *weight,
                            lg_tensor *predicted);
 /* dz[n,v] = dloss[n] (p[n,v] ((1 - s) c[t] + s / V sum of c) - (1 - s) c[t] [v = t] - s / V c[v]) + dlse[n] p[n,v], then through the
  * cap. A row that is ignored or whose dloss and dlse are exactly 0 is not read: its gradient is 0.
- *: dloss[*]:acc dlse?[*]:acc ~logits[*,V] target[*]:i32 class_weight?[V]:acc lse[*]:acc -> ~dlogits[*,V] */
+ *: dloss[*]:acc dlse?[*]:acc ~logits[*,V]:float target[*]:i32 class_weight?[V]:acc lse[*]:acc -> ~dlogits[*,V] */
 lg_status lg_cross_entropy_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *dlse,
                                     const lg_tensor *logits, const lg_tensor *target,
                                     const lg_tensor *class_weight, const lg_tensor *lse,
@@ -417,10 +419,10 @@ lg_status lg_cross_entropy_backward(lg_context *ctx, const lg_tensor *dloss, con
                                     lg_tensor *dlogits);
 
 /* y = softmax(x) over the last dimension.
- *: ~x[*,V] -> y[*,V] */
+ *: ~x[*,V]:float -> y[*,V] */
 lg_status lg_softmax(lg_context *ctx, const lg_tensor *x, lg_tensor *y);
 /* dx = y (dy - sum_v dy y).
- *: dy[*,V] y[*,V] -> ~dx[*,V] */
+ *: dy[*,V] y[*,V]:float -> ~dx[*,V] */
 lg_status lg_softmax_backward(lg_context *ctx, const lg_tensor *dy, const lg_tensor *y,
                               lg_tensor *dx);
 
@@ -442,47 +444,47 @@ lg_status lg_sample(lg_context *ctx, const lg_tensor *z, const lg_tensor *sequen
 
 /* ce[n] = -log softmax(student[n])[target[n]], at temperature 1; tvd[n] = 1/2 sum_v |p - q|, with sign(0) = 0 in its
  * gradient. A target outside [0, min(V, U)) is an error.
- *: ~student[N,V] ~teacher[N,U] target[N]:i32 -> ce[N]:acc tvd[N]:acc saved[N,4]:acc */
+ *: ~student[N,V]:float ~teacher[N,U] target[N]:i32 -> ce[N]:acc tvd[N]:acc saved[N,4]:acc */
 lg_status lg_ce_tvd(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
                     const lg_tensor *target, double temperature, int64_t ignore, lg_tensor *ce,
                     lg_tensor *tvd, lg_tensor *saved);
 /* With sigma = sum_v p sign(p - q): dstudent = dce (softmax(student) - [v = target]) + dtvd p (sign(p - q) - sigma) / (2
  * temperature).
- *: dce?[N]:acc dtvd?[N]:acc ~student[N,V] ~teacher[N,U] target[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
+ *: dce?[N]:acc dtvd?[N]:acc ~student[N,V]:float ~teacher[N,U] target[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
 lg_status lg_ce_tvd_backward(lg_context *ctx, const lg_tensor *dce, const lg_tensor *dtvd,
                              const lg_tensor *student, const lg_tensor *teacher,
                              const lg_tensor *target, const lg_tensor *saved, double temperature,
                              int64_t ignore, lg_tensor *dstudent);
 
 /* loss[n] = 1/2 sum_v |p - q|.
- *: ~student[N,V] ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
+ *: ~student[N,V]:float ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
 lg_status lg_tvd(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
                  const lg_tensor *target, double temperature, int64_t ignore, lg_tensor *loss,
                  lg_tensor *saved);
-/*: dloss[N]:acc ~student[N,V] ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
+/*: dloss[N]:acc ~student[N,V]:float ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
 lg_status lg_tvd_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
                           const lg_tensor *teacher, const lg_tensor *target, const lg_tensor *saved,
                           double temperature, int64_t ignore, lg_tensor *dstudent);
 
 /* loss[n] = beta KL(q || m) + (1 - beta) KL(p || m), m = (1 - beta) p + beta q (Agarwal et al. 2024, equation 1); beta 0 is
  * KL(q || p), beta 1 KL(p || q), infinite where the second has no probability and the first has.
- *: ~student[N,V] ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
+ *: ~student[N,V]:float ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
 lg_status lg_jsd(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
                  const lg_tensor *target, double beta, double temperature, int64_t ignore,
                  lg_tensor *loss, lg_tensor *saved);
 /* dstudent = dloss (1 - beta) p (log(p / m) - KL(p || m)) / temperature; at the ends p - q and p (log(p / q) - KL(p || q)).
- *: dloss[N]:acc ~student[N,V] ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
+ *: dloss[N]:acc ~student[N,V]:float ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
 lg_status lg_jsd_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
                           const lg_tensor *teacher, const lg_tensor *target, const lg_tensor *saved,
                           double beta, double temperature, int64_t ignore, lg_tensor *dstudent);
 
 /* loss[n] = 1 - a . b / (|a| |b|), a and b the logits over the temperature, norms of at least 1e-8; columns where either is
  * -inf take no part.
- *: ~student[N,V] ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
+ *: ~student[N,V]:float ~teacher[N,U] target?[N]:i32 -> loss[N]:acc saved[N,4]:acc */
 lg_status lg_cosine(lg_context *ctx, const lg_tensor *student, const lg_tensor *teacher,
                     const lg_tensor *target, double temperature, int64_t ignore, lg_tensor *loss,
                     lg_tensor *saved);
-/*: dloss[N]:acc ~student[N,V] ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
+/*: dloss[N]:acc ~student[N,V]:float ~teacher[N,U] target?[N]:i32 saved[N,4]:acc -> ~dstudent[N,V] */
 lg_status lg_cosine_backward(lg_context *ctx, const lg_tensor *dloss, const lg_tensor *student,
                              const lg_tensor *teacher, const lg_tensor *target,
                              const lg_tensor *saved, double temperature, int64_t ignore,

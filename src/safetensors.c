@@ -216,9 +216,10 @@ static lg_status check_tensor(lg_context *ctx, const char *path, const char *nam
     if (strcmp(name, "__metadata__") == 0)
         return lg_fail(ctx, LG_EINVAL, "%s: a tensor's name is __metadata__, wanted another", path);
     if (t->dtype < 0 || t->dtype >= LG_NUM_DTYPES || t->ndim < 0 || t->ndim > LG_MAX_DIMS ||
-        t->device != LG_CPU)
+        (t->device != LG_CPU && t->device != lg_context_device(ctx)))
         return lg_fail(ctx, LG_EINVAL,
-                       "%s: tensor %s has dtype %d, %d dimensions, device %d, wanted a CPU tensor",
+                       "%s: tensor %s has dtype %d, %d dimensions, device %d, wanted one of the CPU"
+                       " or of this device",
                        path, name, (int)t->dtype, (int)t->ndim, (int)t->device);
     int64_t n;
     if (!lg_shape_elements(t->shape, t->ndim, &n) ||
@@ -321,6 +322,32 @@ static lg_status sync_folder(lg_context *ctx, const char *path) {
     return LG_OK;
 }
 
+/* Through the host's memory, in pieces. */
+static lg_status write_from_device(lg_context *ctx, const char *path, int fd, const lg_tensor *t,
+                                   int64_t count) {
+    enum { PIECE_BYTES = 1 << 26 };
+    int64_t size = lg_dtype_bytes(t->dtype), most = PIECE_BYTES / size;
+    lg_tensor piece = {.ndim = 1, .stride = {1}, .dtype = t->dtype, .device = t->device};
+    void *host = malloc((size_t)((count < most ? count : most) * size));
+    if (!host) return lg_fail(ctx, LG_ENOMEM, "%s: no memory to write from the device", path);
+    lg_status status = LG_OK;
+    for (int64_t at = 0; at < count && status == LG_OK; at += most) {
+        piece.data = (char *)t->data + at * size;
+        piece.shape[0] = count - at < most ? count - at : most;
+        status = lg_download(ctx, &piece, host);
+        if (status == LG_OK) status = write_all(ctx, path, fd, host, piece.shape[0] * size);
+    }
+    free(host);
+    return status;
+}
+
+static lg_status write_tensor(lg_context *ctx, const char *path, int fd, const lg_tensor *t) {
+    int64_t count = 0;
+    lg_shape_elements(t->shape, t->ndim, &count);
+    if (t->device != LG_CPU && count > 0) return write_from_device(ctx, path, fd, t, count);
+    return write_all(ctx, path, fd, t->data, count * lg_dtype_bytes(t->dtype));
+}
+
 static lg_status write_temporary(lg_context *ctx, const char *path, const char *temporary,
                                  const lg_buffer *header, const lg_tensor *const *tensors,
                                  int64_t n) {
@@ -328,12 +355,8 @@ static lg_status write_temporary(lg_context *ctx, const char *path, const char *
     if (fd < 0)
         return lg_fail(ctx, LG_EIO, "%s: cannot be created: %s", temporary, strerror(errno));
     lg_status status = write_all(ctx, path, fd, header->data, header->bytes);
-    for (int64_t i = 0; i < n && status == LG_OK; i++) {
-        int64_t count = 0;
-        lg_shape_elements(tensors[i]->shape, tensors[i]->ndim, &count);
-        status =
-            write_all(ctx, path, fd, tensors[i]->data, count * lg_dtype_bytes(tensors[i]->dtype));
-    }
+    for (int64_t i = 0; i < n && status == LG_OK; i++)
+        status = write_tensor(ctx, path, fd, tensors[i]);
     if (status == LG_OK && fsync(fd) != 0)
         status = lg_fail(ctx, LG_EIO, "%s: cannot be synced: %s", path, strerror(errno));
     if (close(fd) != 0 && status == LG_OK)

@@ -101,7 +101,8 @@ int32_t lg_sys_sync(const char *path) {
     if (!path) return EINVAL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return errno;
-    int error = fsync(fd) == 0 ? 0 : errno;
+    /* Some file systems cannot sync a folder (EINVAL). */
+    int error = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
     close(fd);
     return error;
 }

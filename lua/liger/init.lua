@@ -21,6 +21,7 @@ local MODULES = {
   orpo = "liger.loss.orpo",
   ppo = "liger.loss.ppo",
   preference = "liger.train.preference",
+  ranges = "liger.train.ranges",
   sft = "liger.loss.sft",
   score = "liger.rollout.score",
 }
@@ -43,6 +44,7 @@ local FUNCTIONS = {
   mismatch = { "liger.data.preference", "mismatch" },
   no_grad = { "liger.autograd", "no_grad" },
   ones = { "liger.fn", "ones" },
+  optimizer = { "liger.train.optimizer", "new" },
   pick = { "liger.train.config", "pick" },
   rand = { "liger.fn", "rand" },
   randn = { "liger.fn", "randn" },

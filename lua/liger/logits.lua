@@ -3,7 +3,7 @@
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
 local Tensor = require("liger.tensor")
-local with_defaults = require("liger.options")
+local with_defaults = require("liger.options").plain
 
 local M = {}
 

@@ -33,6 +33,7 @@ local M = {}
 ---@field tensor table<string, liger.OpTensor>
 ---@field backward? liger.Op
 ---@field backward_of? liger.Op
+---@field takes_f16? boolean  the dtype that its tensors share may be f16 too
 ---@field explicit? boolean  an output's shape cannot be inferred, so the caller passes it
 
 --- The header without preprocessor lines, for ffi.cdef.
@@ -172,6 +173,9 @@ function M.parse(text)
             is_const == (p.tensor.role == "input"),
             name .. ": const of " .. param .. " disagrees with its shape line"
           )
+          if p.tensor.dtype == "float" then
+            p.tensor.dtype, op.takes_f16 = "shared", true
+          end
           op.tensors[#op.tensors + 1] = p.tensor
           op.tensor[param] = p.tensor
         else

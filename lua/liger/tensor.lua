@@ -1,5 +1,5 @@
 -- Tensor: a shape, a dtype and a view of a storage. Holds no mathematics; ops.lua, autograd.lua and
--- fn.lua add methods.
+-- arithmetic.lua add methods.
 local ffi = require("ffi")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")

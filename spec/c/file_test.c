@@ -493,6 +493,10 @@ static void a_failed_write_keeps_the_old_file(void **state) {
     x.stride[0] = 2;
     assert_int_equal(lg_safetensors_write(ctx, path, names, tensors, 1, NULL), LG_EINVAL);
     x.stride[0] = 1;
+    x.device = 7;
+    assert_int_equal(lg_safetensors_write(ctx, path, names, tensors, 1, NULL), LG_EINVAL);
+    assert_non_null(strstr(lg_error(ctx), "device 7, wanted one of the CPU or of this device"));
+    x.device = LG_CPU;
     assert_int_equal(lg_safetensors_write(ctx, "/nowhere/f", names, tensors, 1, NULL), LG_EIO);
     /* A full disk. */
     char full[128];

@@ -15,7 +15,8 @@ return {
     { N = 7, C = 19, V = 37, temperature = 0.7, ignored = true }, -- no multiples of a vector
     { N = 5, C = 16, V = 33, softcap = 5 },
     -- Enough for two threads.
-    { N = 40, C = 24, V = 1030, temperature = 1.3, softcap = 3, ignored = true, grad = false },
+    -- The cap leaves the largest apart: in fp32 they would tie, and be predicted otherwise.
+    { N = 40, C = 24, V = 1030, temperature = 1.3, softcap = 9, ignored = true, grad = false },
     { N = 2100, C = 8, V = 19, ignored = true, grad = false }, -- gathered rows
     { N = 2100, C = 8, V = 19, grad = false }, -- more than a chunk of rows
   },
@@ -23,7 +24,7 @@ return {
     { N = 3, C = 40, V = 151936 }, -- vocabularies of real models: eight blocks a row
     { N = 5, C = 24, V = 128256, temperature = 0.7, ignored = true },
     -- The backward goes over rectangles: two of rows, three of columns, none whole.
-    { N = 4200, C = 16, V = 9001, temperature = 1.3, softcap = 4, ignored = true },
+    { N = 4200, C = 16, V = 9001, temperature = 1.3, softcap = 20, ignored = true },
     { N = 4200, C = 16, V = 9001 },
   },
   bench = { { N = 2560, C = 128, V = 256 }, { N = 1024, C = 576, V = 49152 } },

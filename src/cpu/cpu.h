@@ -159,7 +159,10 @@ static inline void row_walk_next(row_walk *walk) {
 static inline const float *load_row(const lg_tensor *t, int64_t offset, int64_t n, float *buffer) {
     if (t->dtype == LG_F32) return (const float *)t->data + offset;
     const uint16_t *x = (const uint16_t *)t->data + offset;
-    for (int64_t i = 0; i < n; i++) buffer[i] = bf16_to_f32(x[i]);
+    if (t->dtype == LG_F16)
+        for (int64_t i = 0; i < n; i++) buffer[i] = f16_to_f32(x[i]);
+    else
+        for (int64_t i = 0; i < n; i++) buffer[i] = bf16_to_f32(x[i]);
     return buffer;
 }
 
@@ -171,7 +174,10 @@ static inline float *begin_row(lg_tensor *t, int64_t offset, float *buffer) {
 static inline void store_row(lg_tensor *t, int64_t offset, int64_t n, const float *row) {
     if (t->dtype == LG_F32) return;
     uint16_t *y = (uint16_t *)t->data + offset;
-    for (int64_t i = 0; i < n; i++) y[i] = f32_to_bf16(row[i]);
+    if (t->dtype == LG_F16)
+        for (int64_t i = 0; i < n; i++) y[i] = f32_to_f16(row[i]);
+    else
+        for (int64_t i = 0; i < n; i++) y[i] = f32_to_bf16(row[i]);
 }
 
 /* ---- threads ---- */

@@ -6,7 +6,7 @@
 lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                              const lg_tensor *b, const lg_tensor *target, double temperature,
                              double softcap, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
-                             lg_tensor *lse, lg_tensor *z) {
+                             lg_tensor *lse, lg_tensor *predicted, lg_tensor *z) {
     const lm_head head = {x, w, b, temperature, softcap};
     const int64_t N = x->shape[0], C = x->shape[1], V = w->shape[0];
     const lg_dtype dtype = logits_dtype(&head);
@@ -23,6 +23,7 @@ lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tenso
     memset(logp->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
     memset(lse->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
     if (entropy) memset(entropy->data, 0, (size_t)(N * lg_dtype_bytes(dtype)));
+    for (int64_t n = 0; predicted && n < N; n++) ((int32_t *)predicted->data)[n] = -1;
     for (int64_t i0 = 0; i0 < kept; i0 += chunk) {
         const int64_t n = kept - i0 < chunk ? kept - i0 : chunk;
         void *rows = z ? logits_at(z->data, i0 * V, dtype) : logits;
@@ -38,6 +39,7 @@ lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tenso
             store(logp, r, row_at(z_row, t) - l);
             store(lse, r, l);
             if (entropy) store(entropy, r, h);
+            if (predicted) ((int32_t *)predicted->data)[r] = row_argmax(z_row);
         }
     }
     return LG_OK;

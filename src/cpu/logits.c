@@ -32,6 +32,9 @@ int32_t row_argmax(logits_row z) {
 
 /* ---- rows of a tensor ---- */
 
+/* Whether rows are computed elsewhere, in fp32. */
+static bool is_short(const lg_tensor *x) { return lg_dtype_bytes(x->dtype) == 2; }
+
 static int64_t row_width(const lg_tensor *x) { return x->dtype == LG_F64 ? 8 : 4; }
 
 lg_status rows_reserve(lg_context *ctx, const lg_tensor *x, int threads, int num, void **room) {
@@ -47,7 +50,7 @@ logits_row row_load(const lm_head *head, int64_t n, void *buffer) {
     const int64_t V = tensor_cols(x), offset = row_offset(x, n);
     logits_row z = {logits_at(x->data, offset, x->dtype), V, logits_dtype(head)};
     const bool changes = head->softcap != 0 || head->temperature != 1;
-    if (x->dtype == LG_BF16)
+    if (is_short(x))
         z.data = load_row(x, offset, V, buffer);
     else if (changes)
         z.data = memcpy(buffer, z.data, (size_t)(V * row_width(x)));
@@ -56,11 +59,11 @@ logits_row row_load(const lm_head *head, int64_t n, void *buffer) {
 }
 
 void *row_begin(lg_tensor *y, int64_t n, void *buffer) {
-    return y->dtype == LG_BF16 ? buffer : logits_at(y->data, row_offset(y, n), y->dtype);
+    return is_short(y) ? buffer : logits_at(y->data, row_offset(y, n), y->dtype);
 }
 
 void row_store(lg_tensor *y, int64_t n, const void *row) {
-    if (y->dtype == LG_BF16) store_row(y, row_offset(y, n), tensor_cols(y), row);
+    if (is_short(y)) store_row(y, row_offset(y, n), tensor_cols(y), row);
 }
 
 void row_clear(lg_tensor *y, int64_t n) {

@@ -23,7 +23,10 @@ local command = {
   help = M.help,
   words = { "MODEL", "PROMPT" },
   keys = {
-    { name = "max-new", default = 128, comment = "tokens at most", allow = positive },
+    {
+      name = "max-new", default = 128, comment = "tokens at most; fewer where the context ends",
+      allow = positive,
+    },
     { name = "greedy", default = false, comment = "take the most likely token" },
     { name = "temperature", default = 1, comment = "0: greedy", allow = { min = 0 } },
     { name = "top-k", default = 0, comment = "draw from the k likeliest; 0: all", allow = whole },
@@ -37,13 +40,11 @@ local command = {
 }
 
 -- Refuses options that would have no effect.
-local function check_options(values)
+local function check_options(values, given)
   local function beside(names, other)
     for _, name in ipairs(names) do
-      for _, key in ipairs(command.keys) do
-        if key.name == name and values[name] ~= key.default then
-          model_cli.refuse_both(command, "--" .. name, other)
-        end
+      if given[name] and values[name] then
+        model_cli.refuse_both(command, "--" .. name, other)
       end
     end
   end
@@ -89,10 +90,10 @@ local function prompt_ids(model, tokenizer, words, values)
   return ids
 end
 
--- The tokens that the context leaves, where that is less than the default.
-local function tokens_left(model, prompt, max_new)
+-- The tokens to make; where nothing was said no more than the context leaves.
+local function num_tokens(model, prompt, max_new, was_given)
   local context = model.config.max_position_embeddings
-  if max_new == 128 and context and #prompt < context then
+  if not was_given and context and #prompt < context then
     return math.min(max_new, context - #prompt)
   end
   return max_new
@@ -109,11 +110,11 @@ local function printer(tokenizer)
 end
 
 function M.main(args, globals)
-  local values, words = model_cli.parse(command, args, globals)
+  local values, words, given = model_cli.parse(command, args, globals)
   if not values then
     return 0
   end
-  check_options(values)
+  check_options(values, given)
   local C = require("liger.ffi").C
   local model, tokenizer = model_cli.load(words[1], values)
   local prompt = prompt_ids(model, tokenizer, words, values)
@@ -123,7 +124,7 @@ function M.main(args, globals)
   end
   C.lg_sys_catch_interrupt(true)
   local result = require("liger.rollout").generate(model, { prompt }, {
-    max_new = tokens_left(model, prompt, values["max-new"]),
+    max_new = num_tokens(model, prompt, values["max-new"], given["max-new"]),
     temperature = values.temperature,
     top_k = values["top-k"],
     top_p = values["top-p"],

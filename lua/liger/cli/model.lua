@@ -20,6 +20,7 @@ end
 ---@param globals string[]  options that stood before it
 ---@return table|nil values  nil: the help was printed
 ---@return string[] words
+---@return table<string, boolean> given  by name
 function M.parse(command, args, globals)
   local all = {}
   for _, list in ipairs({ globals, args }) do
@@ -34,7 +35,7 @@ function M.parse(command, args, globals)
   for _, name in ipairs({ "seed", "threads", "dtype", "device" }) do
     keys[#keys + 1] = options.common[name]
   end
-  local values, words, help = options.parse(keys, all, #command.words)
+  local values, words, help, given = options.parse(keys, all, #command.words)
   if help then
     io.write(command.help, "\n", options.columns(keys))
     return nil, words
@@ -47,7 +48,7 @@ function M.parse(command, args, globals)
       options.usage_error(("%s: no %s; `liger %s --help`"):format(command.name, name, command.name))
     end
   end
-  return values, words
+  return values, words, given
 end
 
 --- Loads the model with the options' dtype and threads.

@@ -1,5 +1,6 @@
 -- Reads JSON lines: one object a line, and what is wrong by file, line and column.
 local cjson = require("cjson").new()
+local column = require("liger.data.column")
 local files = require("liger.file")
 local json = require("liger.data.json")
 
@@ -9,8 +10,8 @@ local M = {}
 
 local BOM = "\239\187\191"
 
-local function fail(path, line, text, column)
-  local place = column and ("%s:%d:%d"):format(path, line, column) or ("%s:%d"):format(path, line)
+local function fail(path, line, text, at)
+  local place = at and ("%s:%d:%d"):format(path, line, at) or ("%s:%d"):format(path, line)
   error(("%s: %s"):format(place, text), 0)
 end
 
@@ -40,14 +41,14 @@ local words = {
 
 -- cjson says "Expected X but found Y at character N".
 local function fail_parse(path, line, message, shift)
-  local wanted, found, column = message:match("^Expected (.-) but found (.-) at character (%d+)")
+  local wanted, found, at = message:match("^Expected (.-) but found (.-) at character (%d+)")
   if wanted then
     found = found:gsub("^T_", "")
     local text = ("found %s, wanted %s"):format(words[found] or found, words[wanted] or wanted)
-    fail(path, line, text, column + shift)
+    fail(path, line, text, at + shift)
   end
-  column = message:match("at character (%d+)")
-  fail(path, line, "no JSON: " .. message, column and column + shift)
+  at = message:match("at character (%d+)")
+  fail(path, line, "no JSON: " .. message, at and at + shift)
 end
 
 -- Columns that are null are left out, as if they were not there; a null in a list stays.
@@ -110,6 +111,17 @@ function M.read(path)
   return rows
 end
 
+--- The same; a file without rows is refused.
+---@param path string
+---@return table[]
+function M.rows(path)
+  local rows = M.read(path)
+  if #rows == 0 then
+    error(("%s: there are no rows, wanted one object a line"):format(path), 0)
+  end
+  return rows
+end
+
 --- Writes rows as JSON lines, without their `_line`.
 ---@param path string
 ---@param rows table[]
@@ -128,36 +140,6 @@ end
 
 -- ---- prompts ----
 
---- Refuses what is no list of { role, content }.
----@param path string
----@param line integer
----@param name string  of the column
----@param messages table[]
-function M.check_messages(path, line, name, messages)
-  if #messages == 0 then
-    fail(path, line, name .. " is empty")
-  end
-  for i, message in ipairs(messages) do
-    if type(message) ~= "table" or type(message.role) ~= "string" then
-      fail(path, line, ("%s[%d] has no role, wanted { role, content }"):format(name, i))
-    elseif type(message.content) ~= "string" and not message.tool_calls then
-      local kind = message.content == nil and "missing" or "a " .. type(message.content)
-      fail(path, line, ("%s[%d].content is %s, wanted a string"):format(name, i, kind))
-    end
-  end
-end
-
-local function columns(row)
-  local names = {}
-  for name in pairs(row) do
-    if name ~= "_line" then
-      names[#names + 1] = name
-    end
-  end
-  table.sort(names)
-  return #names > 0 and table.concat(names, ", ") or "none"
-end
-
 -- A conversation up to the answer.
 local function without_answer(messages)
   local list, n = {}, #messages
@@ -171,24 +153,18 @@ local function without_answer(messages)
 end
 
 local function prompt_of(row, path)
-  local prompt, name = row.prompt, "prompt"
+  local name = row.prompt ~= nil and "prompt" or "messages"
+  local prompt = row[name]
   if prompt == nil then
-    prompt, name = row.messages, "messages"
-    if type(prompt) == "string" then
-      fail(path, row._line, "messages is a string, wanted a list of { role, content }")
-    end
-  end
-  if prompt == nil then
-    fail(path, row._line, ("no prompt and no messages, the columns are %s"):format(columns(row)))
-  elseif type(prompt) == "table" then
-    M.check_messages(path, row._line, name, prompt)
-    prompt = name == "messages" and without_answer(prompt) or prompt
-  elseif type(prompt) ~= "string" then
-    local wanted = "prompt is a %s, wanted a string or a list of messages"
-    fail(path, row._line, wanted:format(type(prompt)))
+    column.lacks(path, row, { "prompt", "messages" }, "one of them")
+  elseif name == "prompt" then
+    column.check(path, row, name, "string", "table")
+  else
+    column.check(path, row, name, "table")
+    prompt = without_answer(prompt)
   end
   if #prompt == 0 then
-    fail(path, row._line, name .. " is empty")
+    column.fail(path, row, "column `%s` is empty, wanted a prompt", name)
   end
   return prompt
 end
@@ -208,9 +184,6 @@ function M.prompts(rows, path)
     copy._line = row._line or i
     copy.prompt = prompt_of(copy, path)
     list[i] = copy
-  end
-  if #list == 0 then
-    error(("%s: no rows"):format(path), 0)
   end
   return list
 end

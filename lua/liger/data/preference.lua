@@ -1,16 +1,13 @@
 -- Rows of a JSONL file for the preference methods, in TRL's formats: `prompt`, `chosen` and
 -- `rejected`, where without a prompt, or beside chats with one in text, the answers' common
 -- beginning is it; `prompt`, `completion` and `label`. Each is a text or a list of messages.
+local column = require("liger.data.column")
 local jsonl = require("liger.data.jsonl")
 local lib = require("liger.ffi")
 local prompts = require("liger.data.prompts")
 local sampler = require("liger.data.sampler")
 
 local M = {}
-
-local function fail(path, row, text)
-  error(("%s:%d: %s"):format(path, row._line or 0, text), 0)
-end
 
 -- ---- the prompt that both answers begin with ----
 
@@ -65,13 +62,14 @@ local function extract_prompt(path, row)
   local a, b = row.chosen, row.rejected
   local n = type(a) == "string" and common_text(a, b) or common_messages(a, b)
   if n == 0 then
-    local form = type(a) == "string" and "text" or "messages"
-    local text = "there is no prompt in %s, wanted one, or answers with the same beginning"
-    fail(path, row, text:format(form))
+    local wanted = type(a) == "string" and "a string" or "a list of messages"
+    column.fail(path, row, "%s, or answers with the same beginning",
+      column.is_wrong("prompt", row.prompt, wanted))
   elseif n == #a or n == #b then
-    fail(path, row, ("%s is all prompt, wanted an answer behind the common beginning"):format(
+    column.fail(
+      path, row, "column `%s` is all prompt, wanted an answer behind the common beginning",
       n == #a and "chosen" or "rejected"
-    ))
+    )
   end
   row.prompt, row.chosen, row.rejected = part(a, 1, n), part(a, n + 1), part(b, n + 1)
 end
@@ -82,46 +80,41 @@ end
 local function encode(path, tokenizer, row, columns, limits)
   row.ids = prompts.encode(tokenizer, row.prompt, true)
   if #row.ids == 0 then
-    fail(path, row, "prompt is empty, wanted at least one token")
+    column.fail(path, row, "column `prompt` is empty, wanted at least one token")
   end
   local y, longest = { ids = row.ids, row = row }, 0
-  for _, column in ipairs(columns) do
-    local ids = prompts.completion_ids(tokenizer, path, row, column)
+  for _, name in ipairs(columns) do
+    local ids = prompts.completion_ids(tokenizer, path, row, name)
     for i = #ids, math.max((limits.max_length or math.huge) - #row.ids, 0) + 1, -1 do
       ids[i] = nil
     end
-    y[column], longest = ids, math.max(longest, #ids)
+    y[name], longest = ids, math.max(longest, #ids)
   end
   local context = limits.context or math.huge
   if #row.ids + longest > context then
-    fail(path, row, ("row has %d tokens, wanted at most %d; max_length cuts it"):format(
-      #row.ids + longest, context
-    ))
+    column.fail(path, row, "the row has %d tokens, wanted at most %d; max_length cuts it",
+      #row.ids + longest, context)
   end
   return longest > 0 and y or nil
 end
 
 local function pair_of(path, tokenizer, row, limits)
-  for _, column in ipairs({ "chosen", "rejected" }) do
-    prompts.check_column(path, row, column, "string", "table")
+  for _, name in ipairs({ "chosen", "rejected" }) do
+    column.check(path, row, name, "string", "table")
   end
   if type(row.chosen) ~= type(row.rejected) then
-    prompts.check_column(path, row, "rejected", type(row.chosen))
+    column.check(path, row, "rejected", type(row.chosen))
   elseif row.prompt == nil or type(row.prompt) == "string" and type(row.chosen) == "table" then
     extract_prompt(path, row)
   end
-  prompts.check_column(path, row, "prompt", "string", "table")
+  column.check(path, row, "prompt", "string", "table")
   return encode(path, tokenizer, row, { "chosen", "rejected" }, limits)
 end
 
 local function single_of(path, tokenizer, row, limits)
-  prompts.check_column(path, row, "prompt", "string", "table")
-  prompts.check_column(path, row, "completion", "string", "table")
-  if type(row.label) ~= "boolean" then
-    fail(path, row, ("label is %s, wanted true or false"):format(
-      row.label == nil and "missing" or "a " .. type(row.label)
-    ))
-  end
+  column.check(path, row, "prompt", "string", "table")
+  column.check(path, row, "completion", "string", "table")
+  column.check(path, row, "label", "boolean")
   local y = encode(path, tokenizer, row, { "completion" }, limits)
   if y then
     y.label = row.label
@@ -131,7 +124,7 @@ end
 
 local function read(path, tokenizer, limits, of)
   local list = {}
-  for _, row in ipairs(jsonl.read(path)) do
+  for _, row in ipairs(jsonl.rows(path)) do
     list[#list + 1] = of(path, tokenizer, row, limits)
   end
   return list

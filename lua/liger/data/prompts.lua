@@ -1,17 +1,9 @@
 -- Rows of a JSONL file as prompts and as supervised samples, in TRL's formats.
+local column = require("liger.data.column")
 local jsonl = require("liger.data.jsonl")
 local sampler = require("liger.data.sampler")
 
--- What is wrong with the data is said without a line of Lua.
-local function fail(message)
-  error(message, 0)
-end
-
 local M = {}
-
-local function where(path, row)
-  return ("%s:%d"):format(path, row._line or 0)
-end
 
 --- Ids and text of a text or a chat. A rendered chat already has its special tokens; plain text
 --- gets the tokenizer's.
@@ -39,44 +31,24 @@ end
 ---   must fit into context tokens
 ---@return table[]
 function M.load(path, tokenizer, limits)
-  local rows = jsonl.prompts(jsonl.read(path), path)
+  local rows = jsonl.prompts(jsonl.rows(path), path)
   local check, context = limits and limits.check, limits and limits.context or math.huge
   local longest = limits and limits.max_completion_length or 0
   for _, row in ipairs(rows) do
     row.ids = M.encode(tokenizer, row.prompt, true)
     local problem = check and check(row)
     if #row.ids == 0 then
-      problem = "prompt is empty, wanted at least one token"
+      problem = "column `prompt` is empty, wanted at least one token"
     elseif #row.ids + longest > context then
       problem = (
-        "prompt has %d tokens and max_completion_length is %d, wanted at most %d together"
+        "column `prompt` has %d tokens and max_completion_length is %d, wanted at most %d together"
       ):format(#row.ids, longest, context)
     end
     if problem then
-      error(("%s: %s"):format(where(path, row), problem), 0)
+      column.fail(path, row, "%s", problem)
     end
   end
   return rows
-end
-
-local function check_type(path, row, name, ...)
-  local got = type(row[name])
-  for _, wanted in ipairs({ ... }) do
-    if got == wanted then
-      return
-    end
-  end
-  local wanted = table.concat({ ... }, " or "):gsub("table", "list of messages")
-  fail(("%s: %s is a %s, wanted a %s"):format(where(path, row), name, got, wanted))
-end
-
---- Refuses a column that is not one of the types `...` ("string", "table": a list of messages), or
---- whose messages lack role and content.
-function M.check_column(path, row, name, ...)
-  check_type(path, row, name, ...)
-  if type(row[name]) == "table" then
-    jsonl.check_messages(path, row._line or 0, name, row[name])
-  end
 end
 
 --- The ids of a row's answer behind `row.ids`, its prompt's; an answer in text ends with the eos
@@ -88,7 +60,7 @@ end
 ---@return integer[]
 function M.completion_ids(tokenizer, path, row, name)
   local prompt, completion = row.prompt, row[name]
-  M.check_column(path, row, name, type(prompt))
+  column.check(path, row, name, type(prompt))
   if type(completion) == "table" then
     -- The chat with its answer, less the chat up to the answer's beginning.
     local all = {}
@@ -102,10 +74,9 @@ function M.completion_ids(tokenizer, path, row, name)
     local ids = {}
     for i, id in ipairs(row.ids) do
       if whole[i] ~= id then
-        fail(
-          (
-            "%s: the chat template changes the prompt when the completion follows, from token %d on"
-          ):format(where(path, row), i)
+        column.fail(
+          path, row,
+          "the chat template changes the prompt when column `%s` follows, from token %d on", name, i
         )
       end
     end
@@ -123,16 +94,16 @@ end
 
 -- A chat whose last message is the assistant's as prompt and completion.
 local function split_answer(path, row)
-  M.check_column(path, row, "messages", "table")
+  column.check(path, row, "messages", "table")
   local prompt, answer = {}, row.messages[#row.messages]
   for i = 1, #row.messages - 1 do
     prompt[i] = row.messages[i]
   end
   if answer.role ~= "assistant" or #prompt == 0 then
-    fail(
-      ("%s: messages end with a %s after %d others, wanted an answer of the assistant"):format(
-        where(path, row), answer.role, #prompt
-      )
+    column.fail(
+      path, row,
+      "column `messages` ends with a %s after %d others, wanted an answer of the assistant",
+      answer.role, #prompt
     )
   end
   row.prompt, row.completion = prompt, { answer }
@@ -149,17 +120,19 @@ end
 ---   learn left out
 function M.supervised(path, tokenizer, max_length, context, answers)
   local samples = {}
-  for _, row in ipairs(jsonl.read(path)) do
+  for _, row in ipairs(jsonl.rows(path)) do
     local prompt, completion
     if answers and row.messages ~= nil and row.prompt == nil then
       split_answer(path, row)
     end
-    if row.prompt ~= nil and row.completion ~= nil then
-      M.check_column(path, row, "prompt", "string", "table")
+    local has_text = row.text ~= nil or row.messages ~= nil
+    local has_prompt, has_completion = row.prompt ~= nil, row.completion ~= nil
+    if has_prompt and has_completion or not has_text and (has_prompt or has_completion) then
+      column.check(path, row, "prompt", "string", "table")
       row.ids = M.encode(tokenizer, row.prompt, true)
       prompt, completion = row.ids, M.completion_ids(tokenizer, path, row, "completion")
-    elseif row.text ~= nil or row.messages ~= nil then
-      M.check_column(
+    elseif has_text then
+      column.check(
         path, row, row.text ~= nil and "text" or "messages", row.text ~= nil and "string" or "table"
       )
       local ids = M.encode(tokenizer, row.text or row.messages, false)
@@ -171,8 +144,9 @@ function M.supervised(path, tokenizer, max_length, context, answers)
         completion[i - 1] = ids[i]
       end
     else
-      fail(
-        ("%s: row has none of text, messages, prompt and completion"):format(where(path, row))
+      column.lacks(
+        path, row, { "text", "messages", "prompt", "completion" },
+        "a text, messages, or a prompt and a completion"
       )
     end
     local cut = #prompt + #completion > max_length
@@ -181,11 +155,9 @@ function M.supervised(path, tokenizer, max_length, context, answers)
     end
     if #prompt > 0 and #completion > 0 then
       if #prompt + #completion > (context or math.huge) then
-        error(
-          ("%s: sample has %d tokens, wanted at most %d; max_length cuts it"):format(
-            where(path, row), #prompt + #completion, context
-          ),
-          0
+        column.fail(
+          path, row, "the row has %d tokens, wanted at most %d; max_length cuts it",
+          #prompt + #completion, context
         )
       end
       samples[#samples + 1] = { ids = prompt, completion = completion, row = row, cut = cut }
@@ -198,11 +170,14 @@ end
 ---@param rows table[]
 ---@param share number  of the second part
 ---@param seed integer
+---@param path string   the file they are of
 ---@return table[] rest
 ---@return table[] held_out
-function M.split(rows, share, seed)
+function M.split(rows, share, seed, path)
   if #rows < 2 then
-    fail(("data: %d rows, wanted at least 2 to hold some out"):format(#rows))
+    error(
+      ("%s: %d rows to learn from, wanted at least 2 to hold some out"):format(path, #rows), 0
+    )
   end
   local shuffled, rest, held_out = sampler.shuffle(rows, seed), {}, {}
   local count = math.min(#rows - 1, math.max(1, math.floor(#rows * share)))

@@ -50,6 +50,29 @@ local function start_epoch(self)
   self.at = 0
 end
 
+--- What a checkpoint holds of it.
+---@return { epoch: integer, at: integer, drawn: integer, rows: integer }
+function Sampler:state()
+  return { epoch = self.epoch, at = self.at, drawn = self.drawn, rows = #self.rows }
+end
+
+--- Goes on from state(), over the same rows.
+---@param state table
+function Sampler:set_state(state)
+  if state.rows ~= #self.rows then
+    lib.raise(
+      ("data: there are %d rows, wanted the %d of the checkpoint"):format(#self.rows, state.rows)
+    )
+  end
+  self.epoch, self.drawn = state.epoch - 1, state.drawn
+  if state.epoch == 0 then
+    self.epoch, self.order, self.at = 0, nil, 0
+  else
+    start_epoch(self)
+    self.at = state.at
+  end
+end
+
 --- The next n rows; an epoch's end is crossed without a gap.
 ---@param n integer
 ---@return table[]

@@ -5,6 +5,7 @@
 -- Lists may have unequal lengths. The probability that a list lacks is spread over the other tokens
 -- in proportion to the student's own: a divergence then sees one more class, "any other token", and
 -- the gradient says nothing about which.
+local column = require("liger.data.column")
 local jsonl = require("liger.data.jsonl")
 local Tensor = require("liger.tensor")
 
@@ -41,24 +42,21 @@ local function problem_of(ids, logprobs, vocab)
 end
 
 -- A sample that was cut on the right takes the lists of the tokens it kept.
-local function check_row(where, row, sample, vocab)
+local function check_row(path, row, sample, vocab)
   local length = #sample.completion
   for _, name in ipairs({ "ids", "logprobs" }) do
     if type(row[name]) ~= "table" or #row[name] < length
       or (#row[name] > length and not sample.cut) then
-      local got = type(row[name]) == "table" and #row[name] .. " lists" or type(row[name])
-      error(
-        ("%s: %s is %s, wanted a list for each of %d completion tokens"):format(
-          where, name, got, length
-        ),
-        0
-      )
+      local wanted = ("a list for each of %d completion tokens"):format(length)
+      column.fail(path, row, "%s", type(row[name]) ~= "table"
+        and column.is_wrong(name, row[name], wanted)
+        or ("column `%s` has %d lists, wanted %s"):format(name, #row[name], wanted))
     end
   end
   for i = 1, length do
     local problem = problem_of(row.ids[i], row.logprobs[i], vocab)
     if problem then
-      error(("%s: token %d has %s"):format(where, i, problem), 0)
+      column.fail(path, row, "columns `ids` and `logprobs`: token %d has %s", i, problem)
     end
   end
 end
@@ -69,16 +67,16 @@ end
 ---@param vocab integer       ids are below it
 function M.load(path, samples, vocab)
   local by_line = {}
-  for _, row in ipairs(jsonl.read(path)) do
+  for _, row in ipairs(jsonl.rows(path)) do
     by_line[row._line] = row
   end
   for _, s in ipairs(samples) do
     local line = s.row._line
     local row = by_line[line]
     if not row then
-      error(("%s: there is no line %d, which the data has"):format(path, line), 0)
+      column.fail(path, { _line = line }, "the line is missing, wanted one for each of the data's")
     end
-    check_row(("%s:%d"):format(path, line), row, s, vocab)
+    check_row(path, row, s, vocab)
     s.teacher = row
   end
 end

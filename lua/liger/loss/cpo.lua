@@ -9,9 +9,8 @@
 --   ipo      (d - 1/(2b))^2
 -- and cpo_alpha times the negative log p of the chosen answers over their tokens is added to each.
 local fn = require("liger.fn")
-local lib = require("liger.ffi")
 local ops = require("liger.ops")
-local options_of = require("liger.train.options")
+local options_of = require("liger.options")
 local pack = require("liger.nn.pack")
 
 local M = {}
@@ -28,14 +27,12 @@ M.defaults = {
   alpha = 0, -- of AlphaPO; 0: the log-probability itself
 }
 
+local of_simpo = { "loss_type", "simpo" }
+
 M.ranges = {
   loss_type = { "sigmoid", "hinge", "ipo", "simpo" }, beta = { above = 0 },
-  label_smoothing = { min = 0, max = 0.5 }, cpo_alpha = { min = 0 }, simpo_gamma = { min = 0 },
-}
-
-local READS = {
-  label_smoothing = { sigmoid = true, simpo = true }, alpha = { simpo = true },
-  simpo_gamma = { simpo = true },
+  label_smoothing = { min = 0, max = 0.5, with = { "loss_type", "sigmoid", "simpo" } },
+  cpo_alpha = { min = 0 }, simpo_gamma = { min = 0, with = of_simpo }, alpha = { with = of_simpo },
 }
 
 --- The options with their defaults; raises on an unknown one, on a value out of range and on one
@@ -43,17 +40,7 @@ local READS = {
 ---@param options? table
 ---@return table
 function M.options(options)
-  local o = options_of.over("cpo", M.defaults, M.ranges, options)
-  for key, readers in pairs(READS) do
-    if o[key] ~= M.defaults[key] and not readers[o.loss_type] then
-      lib.raise(
-        ("cpo: %s is %g, wanted %g with loss_type %s, which does not read it"):format(
-          key, o[key], M.defaults[key], o.loss_type
-        )
-      )
-    end
-  end
-  return o
+  return options_of.over("cpo", M.defaults, M.ranges, options)
 end
 
 local function logistic(x, smoothing)

@@ -12,6 +12,7 @@ local autograd = require("liger.autograd")
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
+local options_of = require("liger.options")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -24,45 +25,26 @@ M.defaults = {
   weight_soft = 1,
 }
 
+M.ranges = {
+  loss_type = { "ce_tvd", "tvd", "jsd", "forward_kl", "reverse_kl", "cosine" },
+  beta = { min = 0, max = 1, with = { "loss_type", "jsd" } },
+  temperature = { above = 0 },
+  weight_hard = { min = 0 }, weight_soft = { min = 0 },
+}
+
 -- The divergence of each type, and the beta that makes a KL of the jsd.
 local LOSS_TYPES = {
   ce_tvd = { "tvd" }, tvd = { "tvd" }, jsd = { "jsd" }, cosine = { "cosine" },
   forward_kl = { "jsd", 0 }, reverse_kl = { "jsd", 1 },
 }
 
-local function check(o, key, wanted, fine)
-  if type(o[key]) ~= "number" or o[key] - o[key] ~= 0 or not fine(o[key]) then
-    lib.raise(("distill: %s is %s, wanted %s"):format(key, tostring(o[key]), wanted))
-  end
-end
-
---- The options with their defaults; raises on an unknown one and on a value out of range.
+--- The options with their defaults; raises on an unknown one, on a value out of range and on one
+--- that the loss does not read.
 ---@param options? table
 ---@return table
 function M.options(options)
-  local o = {}
-  for key, value in pairs(M.defaults) do
-    o[key] = value
-  end
-  for key, value in pairs(options or {}) do
-    if M.defaults[key] == nil then
-      lib.raise(("distill: unknown option %s"):format(tostring(key)))
-    end
-    o[key] = value
-  end
-  if not LOSS_TYPES[o.loss_type] then
-    lib.raise(
-      (
-        "distill: loss_type is %s, wanted ce_tvd, tvd, jsd, forward_kl, reverse_kl or cosine"
-      ):format(tostring(o.loss_type))
-    )
-  end
+  local o = options_of.over("distill", M.defaults, M.ranges, options)
   o.weight_hard = o.weight_hard or (o.loss_type == "ce_tvd" and 1 or 0)
-  for _, key in ipairs({ "weight_hard", "weight_soft" }) do
-    check(o, key, "a number from 0", function(x) return x >= 0 end)
-  end
-  check(o, "beta", "a number from 0 to 1", function(x) return x >= 0 and x <= 1 end)
-  check(o, "temperature", "a number above 0", function(x) return x > 0 end)
   if o.weight_hard == 0 and o.weight_soft == 0 then
     lib.raise("distill: weight_hard and weight_soft are 0, wanted one above")
   end

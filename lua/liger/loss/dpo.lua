@@ -19,7 +19,7 @@ local autograd = require("liger.autograd")
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
-local options_of = require("liger.train.options")
+local options_of = require("liger.options")
 local pack = require("liger.nn.pack")
 local Tensor = require("liger.tensor")
 
@@ -42,9 +42,19 @@ M.defaults = {
 }
 
 M.ranges = {
-  beta = { above = 0 }, label_smoothing = { min = 0, max = 0.5 }, ld_alpha = { min = 0, max = 1 },
-  f_divergence_type = { "reverse_kl", "forward_kl", "js_divergence", "alpha_divergence" },
-  discopop_tau = { above = 0 },
+  beta = { above = 0 }, ld_alpha = { min = 0, max = 1 },
+  label_smoothing = {
+    min = 0, max = 0.5,
+    with = { "loss_type", "sigmoid", "exo_pair", "robust", "aot", "aot_unpaired" },
+  },
+  f_divergence_type = {
+    "reverse_kl", "forward_kl", "js_divergence", "alpha_divergence",
+    with = {
+      "loss_type", "sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop",
+    },
+  },
+  f_alpha_divergence_coef = { with = { "f_divergence_type", "alpha_divergence" } },
+  discopop_tau = { above = 0, with = { "loss_type", "discopop" } },
 }
 
 -- ---- scores ----
@@ -171,23 +181,7 @@ end
 
 -- ---- options ----
 
-local function set(...)
-  local y = {}
-  for _, name in ipairs({ ... }) do
-    y[name] = true
-  end
-  return y
-end
-
--- What a loss reads beside beta.
-local READS = {
-  label_smoothing = set("sigmoid", "exo_pair", "robust", "aot", "aot_unpaired"),
-  f_divergence_type = set(
-    "sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop"
-  ),
-}
-
-local SORTED = set("aot", "aot_unpaired")
+local SORTED = { aot = true, aot_unpaired = true }
 
 local NAMES = "sigmoid, sigmoid_norm, hinge, ipo, exo_pair, nca_pair, robust, bco_pair, sppo_hard, "
   .. "aot, aot_unpaired, apo_zero, apo_down, discopop or sft"
@@ -228,23 +222,6 @@ local function losses_of(given)
   return losses
 end
 
--- Refuses an option that none of the losses reads.
-local function check_read(o)
-  for key, readers in pairs(READS) do
-    local read = false
-    for _, loss in ipairs(o.losses) do
-      read = read or readers[loss.name]
-    end
-    if not read and o[key] ~= M.defaults[key] then
-      lib.raise(
-        ("dpo: %s is %s, wanted %s with loss_type %s, which does not read it"):format(
-          key, tostring(o[key]), tostring(M.defaults[key]), o.losses[1].name
-        )
-      )
-    end
-  end
-end
-
 --- The options with their defaults; raises on an unknown one, on a value out of range and on one
 --- that the losses do not read.
 ---@param options? table  loss_type and loss_weights as text with commas, or as lists
@@ -254,11 +231,13 @@ function M.options(options)
   for key, value in pairs(options or {}) do
     given[key] = value
   end
-  local losses = losses_of(given)
-  given.loss_type, given.loss_weights = nil, nil
+  local losses, names = losses_of(given), {}
+  for i, loss in ipairs(losses) do
+    names[i] = loss.name
+  end
+  given.loss_type, given.loss_weights = table.concat(names, ","), nil
   local o = options_of.over("dpo", M.defaults, M.ranges, given)
   o.losses = losses
-  check_read(o)
   if o.f_alpha_divergence_coef == 1 then
     lib.raise("dpo: f_alpha_divergence_coef is 1, wanted another number")
   end

@@ -24,7 +24,8 @@ local files = require("liger.file")
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
-local option = require("liger.train.options")
+local option = require("liger.options")
+local usage = require("liger.train.options")
 local metrics = require("liger.loss.grpo_metrics")
 local Tensor = require("liger.tensor")
 local whole_batch = require("liger.loss.grpo_batch")
@@ -65,28 +66,49 @@ M.defaults = {
   vespo_lambda_neg = 2,
 }
 
-local from_0, positive = { min = 0 }, { above = 0 }
+local from_0 = { min = 0 }
+local CLIPS = { grpo = true, bnpo = true, dapo = true, dr_grpo = true, luspo = true }
 
---- What the options may be, in a recipe too.
+-- A policy term of one's own may read what it likes.
+local own = { "loss" }
+local of_clipped = { { "loss_type", "grpo", "bnpo", "dapo", "dr_grpo", "luspo" }, own }
+local of_sapo = { above = 0, with = { { "loss_type", "sapo" }, own } }
+local of_vespo = { min = 0, with = { { "loss_type", "vespo" }, own } }
+local any_of_clips = { "loss_type", "grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo" }
+
+--- What the options may be, in a recipe too, and when they count.
 M.ranges = {
   loss_type = { "grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "vespo" },
-  importance_sampling_level = { "token", "sequence" },
+  importance_sampling_level = {
+    "token", "sequence",
+    with = {
+      { "loss_type", "grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo" },
+      { "beta", above = 0 }, own,
+    },
+  },
   sampler_mode = { "token_truncate", "token_mask", "sequence_truncate", "sequence_mask" },
-  epsilon = from_0, epsilon_high = from_0, beta = from_0, entropy_coef = from_0, delta = positive,
+  epsilon = { min = 0, with = of_clipped }, delta = { above = 0, with = of_clipped },
+  epsilon_high = { min = 0, with = { any_of_clips, own } },
+  beta = from_0, use_bias_correction_kl = { with = { "beta", above = 0 } }, entropy_coef = from_0,
   off_policy_mask_threshold = {}, top_entropy_quantile = { min = 0, max = 1 },
-  sampler_clip_min = from_0, sampler_clip_max = positive,
-  sapo_temperature_pos = positive, sapo_temperature_neg = positive,
-  vespo_k_pos = from_0, vespo_lambda_pos = from_0, vespo_k_neg = from_0, vespo_lambda_neg = from_0,
+  sampler_clip_min = { min = 0, with = { "sampler_mode" } },
+  sampler_clip_max = { above = 0, with = { "sampler_mode" } },
+  sapo_temperature_pos = of_sapo, sapo_temperature_neg = of_sapo,
+  vespo_k_pos = of_vespo, vespo_lambda_pos = of_vespo, vespo_k_neg = of_vespo,
+  vespo_lambda_neg = of_vespo,
   max_completion_length = { min = 1, whole = true },
 }
 
-local CLIPS = { grpo = true, bnpo = true, dapo = true, dr_grpo = true, luspo = true }
+-- And of what no recipe has.
+local ALL_RANGES = setmetatable({
+  num_items_in_batch = { above = 0, with = { "loss_type", "dapo", "cispo", "vespo" } },
+}, { __index = M.ranges })
 
 -- The function of a user's file; it must give a loss for each log-probability.
 local function own_loss(path)
   local loss, message = files.load_function(path, "function(batch, logp, options)")
   if not loss then
-    option.usage_error("loss: " .. message)
+    usage.usage_error("loss: " .. message)
   end
   return function(batch, logp, options)
     local y = loss(batch, logp, options)
@@ -108,23 +130,15 @@ function M.options(options)
     given[key] = value
   end
   local loss = given.loss
-  given.loss = type(loss) == "function" and "" or loss
-  local num_items = given.num_items_in_batch
-  given.num_items_in_batch = nil
-  local o = option.over("grpo", M.defaults, M.ranges, given)
-  if num_items and not (type(num_items) == "number" and num_items > 0) then
-    lib.raise(
-      ("grpo: num_items_in_batch is %s, wanted a number above 0"):format(tostring(num_items))
-    )
-  end
-  o.num_items_in_batch = num_items
+  given.loss = type(loss) == "function" and "the function" or loss
+  local o = option.over("grpo", M.defaults, ALL_RANGES, given)
   if o.loss_type == "dr_grpo" and not o.max_completion_length then
     lib.raise("grpo: loss_type dr_grpo needs max_completion_length")
   end
   o.epsilon_high = o.epsilon_high or o.epsilon
   o.clips = CLIPS[o.loss_type]
   if type(loss) == "function" then
-    o.own, o.loss = loss, "the function"
+    o.own = loss
   elseif o.loss ~= "" then
     o.own = own_loss(o.loss)
   end

@@ -8,7 +8,7 @@
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
-local options_of = require("liger.train.options")
+local options_of = require("liger.options")
 local Tensor = require("liger.tensor")
 
 local M = {}

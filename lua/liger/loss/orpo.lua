@@ -8,7 +8,7 @@
 local autograd = require("liger.autograd")
 local fn = require("liger.fn")
 local ops = require("liger.ops")
-local options_of = require("liger.train.options")
+local options_of = require("liger.options")
 local pack = require("liger.nn.pack")
 local Tensor = require("liger.tensor")
 

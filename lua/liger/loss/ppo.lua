@@ -7,7 +7,7 @@
 local fn = require("liger.fn")
 local ops = require("liger.ops")
 local lib = require("liger.ffi")
-local options_of = require("liger.train.options")
+local options_of = require("liger.options")
 
 local M = {}
 

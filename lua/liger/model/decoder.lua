@@ -237,15 +237,16 @@ end
 ---@return liger.Tensor logp     [N] (0 where the target is -100), or [K]
 ---@return liger.Tensor entropy  [N] or [K]
 ---@return liger.Tensor lse      [N] or [K]; takes no gradient
+---@return liger.Tensor|nil predicted  [N] i32, of all positions, with options.predicted
 function Decoder:logprob(batch, options, hidden)
-  local logp, entropy, lse = fn.linear_logprob(
+  local logp, entropy, lse, predicted = fn.linear_logprob(
     hidden or self:hidden(batch), self.weights.head, batch.target, options
   )
   local rows = batch.rows
   if rows then
-    return ops.gather(logp, rows), ops.gather(entropy, rows), ops.gather(lse, rows)
+    return ops.gather(logp, rows), ops.gather(entropy, rows), ops.gather(lse, rows), predicted
   end
-  return logp, entropy, lse
+  return logp, entropy, lse, predicted
 end
 
 --- scale * sum of the cross entropy of the batch's targets, its gradients made in the same pass.

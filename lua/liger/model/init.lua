@@ -267,7 +267,7 @@ function M.load(path, options)
     model, tokenizer = load_gguf(path, dtype)
   end
   memory.close_scope(scope)
-  model.path, model.generation_config = path, generation
+  model.path, model.generation_config, model.tokenizer = path, generation, tokenizer
   model.stop_ids = stop_ids(model.config, generation, tokenizer)
   return model, tokenizer
 end

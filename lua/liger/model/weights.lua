@@ -49,7 +49,11 @@ function M.read(entry, name, y)
       ("%s: tensor %s is %s, wanted %s as the config says"):format(entry.path, name, got, wanted)
     )
   end
-  if lib.on_cpu then
+  local t = C.lg_file_tensor_at(entry.file, entry.index)
+  if t.dtype == y.raw.dtype and y:is_contiguous() then
+    lib.check(C.lg_upload(lib.ctx, t.data, Tensor.to_write(y)))
+    return
+  elseif lib.on_cpu then
     lib.check(C.lg_file_read(lib.ctx, entry.file, entry.index, y.raw))
     return
   end
@@ -106,23 +110,23 @@ function M.load(model, index, path, rename, rearrange)
   end
 end
 
---- Writes all weights to one safetensors file; it appears whole or not at all.
+--- Writes tensors to one safetensors file; it appears whole or not at all.
+---@param path string
+---@param named { name: string, tensor: liger.Tensor }[]
+function M.write(path, named)
+  local names = ffi.new("const char *[?]", #named)
+  local tensors = ffi.new("const lg_tensor *[?]", #named)
+  for i, entry in ipairs(named) do
+    names[i - 1], tensors[i - 1] = entry.name, entry.tensor:upload().raw
+  end
+  lib.check(C.lg_safetensors_write(lib.ctx, path, names, tensors, #named, '{"format":"pt"}'))
+end
+
+--- Writes all weights to one safetensors file.
 ---@param model liger.Decoder
 ---@param path string
 function M.save(model, path)
-  local named = model:named_weights()
-  local names = ffi.new("const char *[?]", #named)
-  local tensors = ffi.new("const lg_tensor *[?]", #named)
-  for i, w in ipairs(named) do
-    if not lib.on_cpu then
-      -- Kept in the list, and so alive, until it is written.
-      local host = M.on_host(w.tensor)
-      lib.check(C.lg_download(lib.ctx, w.tensor.raw, host.raw.data))
-      w.tensor = host
-    end
-    names[i - 1], tensors[i - 1] = w.name, w.tensor.raw
-  end
-  lib.check(C.lg_safetensors_write(lib.ctx, path, names, tensors, #named, '{"format":"pt"}'))
+  M.write(path, model:named_weights())
 end
 
 return M

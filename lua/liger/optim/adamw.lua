@@ -46,9 +46,9 @@ function M.decays(name, tensor)
     and not last:find("^ln")
 end
 
-local function zeros(shape, dtype)
+local function zeros(shape, dtype, owner)
   local t = Tensor.empty(shape, dtype):keep():fill_(0)
-  memory.claim(t.storage, "optimiser")
+  memory.claim(t.storage, owner or "optimiser")
   return t
 end
 
@@ -159,6 +159,43 @@ function AdamW:step(lr)
     end
   end
   return norm, finite
+end
+
+--- What a checkpoint holds of it besides tensors().
+---@return { steps: integer, with_grad: boolean[] }
+function AdamW:state()
+  local with_grad = {}
+  for i, s in ipairs(self.states) do
+    with_grad[i] = s.tensor.grad ~= nil
+  end
+  return { steps = self.steps, with_grad = with_grad }
+end
+
+--- Its moments and the low bits of bf16 weights.
+---@return { name: string, tensor: liger.Tensor }[]
+function AdamW:tensors()
+  local list = {}
+  for _, s in ipairs(self.states) do
+    for _, kind in ipairs({ "m", "v", "low" }) do
+      if s[kind] then
+        list[#list + 1] = { name = s.name .. "." .. kind, tensor = s[kind] }
+      end
+    end
+  end
+  return list
+end
+
+--- Goes on from state(). A gradient that was there is there again: one of zeros moves a weight by
+--- its moments, one that is missing does not.
+---@param state { steps: integer, with_grad: boolean[] }
+function AdamW:set_state(state)
+  self.steps = state.steps
+  for i, s in ipairs(self.states) do
+    local t = s.tensor
+    if state.with_grad[i] and not t.grad then
+      t.grad = zeros(t.shape, t.dtype == "f64" and "f64" or "f32", "gradients")
+    end
+  end
 end
 
 --- Forgets the gradients without an update.

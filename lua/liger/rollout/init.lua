@@ -9,6 +9,7 @@ local cache_module = require("liger.rollout.cache")
 local forward = require("liger.rollout.forward")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
+local options_of = require("liger.options")
 
 local M = {}
 
@@ -32,44 +33,23 @@ local DEFAULTS = {
   interrupted = false, -- function() that ends the generation when it returns true
 }
 
+local share = { min = 0, max = 1 }
+local RANGES = {
+  group = { min = 1, max = 2 ^ 20, whole = true },
+  max_new = { min = 0, max = 2 ^ 30, whole = true },
+  temperature = { min = 0 }, top_k = { min = -1, max = 2 ^ 31, whole = true }, top_p = share,
+  min_p = share, seed = { min = -2 ^ 52, max = 2 ^ 52, whole = true },
+  first_sequence = { min = 0, max = 2 ^ 52, whole = true }, cache_bytes = { min = 0 },
+  stop = { kind = "table", wanted = "a list of ids" },
+  on_token = { kind = "function", wanted = "a function" },
+  interrupted = { kind = "function", wanted = "a function" },
+}
+
 local PREFILL_TOKENS = 8192 -- prompt tokens that one forward takes in
 
 local function check_options(options)
-  local o = {}
-  for key, value in pairs(DEFAULTS) do
-    o[key] = value
-  end
-  for key, value in pairs(options or {}) do
-    if DEFAULTS[key] == nil then
-      lib.raise(("generate: unknown option %s"):format(tostring(key)))
-    end
-    o[key] = value
-  end
-  local function range(key, low, high, whole)
-    local value = o[key]
-    if type(value) ~= "number" or not (value >= low and value <= high) or (
-      whole and value % 1 ~= 0
-    ) then
-      lib.raise(
-        ("generate: %s is %s, wanted a %snumber from %g to %g"):format(
-          key, tostring(value), whole and "whole " or "", low, high
-        )
-      )
-    end
-  end
-  range("group", 1, 2 ^ 20, true)
-  range("max_new", 0, 2 ^ 30, true)
-  range("temperature", 0, math.huge)
-  range("top_k", -1, 2 ^ 31, true)
-  range("top_p", 0, 1)
-  range("min_p", 0, 1)
-  range("seed", -2 ^ 52, 2 ^ 52, true)
-  range("first_sequence", 0, 2 ^ 52, true)
+  local o = options_of.over("generate", DEFAULTS, RANGES, options)
   o.cache_bytes = o.cache_bytes or lib.on_cpu and 2 ^ 30 or memory.available() / 2
-  range("cache_bytes", 0, math.huge)
-  if o.stop and type(o.stop) ~= "table" then
-    lib.raise(("generate: stop is a %s, wanted a list of ids"):format(type(o.stop)))
-  end
   if o.temperature == 0 then
     o.greedy, o.temperature = true, 1
   end

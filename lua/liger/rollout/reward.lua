@@ -1,5 +1,6 @@
 -- Rewards: exact and numeric answers, or functions from a user's Lua files; one or several with
 -- weights.
+local column = require("liger.data.column")
 local files = require("liger.file")
 local lib = require("liger.ffi")
 local options = require("liger.train.options")
@@ -26,17 +27,13 @@ end
 local problems = {}
 
 function problems.exact(row)
-  local kind = type(row.answer)
-  if row.answer == nil then
-    return "there is no column answer"
-  elseif kind ~= "string" and kind ~= "number" then
-    return ("answer is a %s, wanted a text or a number"):format(kind)
-  end
+  return column.problem(row, "answer", "string", "number")
 end
 
 function problems.numeric(row)
   return problems.exact(row)
-    or not last_number(tostring(row.answer)) and ("answer has no number: %s"):format(row.answer)
+    or not last_number(tostring(row.answer))
+      and ("column `answer` is %q, wanted a number in it"):format(row.answer)
     or nil
 end
 

@@ -4,6 +4,9 @@ local options = require("liger.train.options")
 
 local M = {}
 
+-- What new() returned: its keys, and the names of those that were given.
+local told = setmetatable({}, { __mode = "k" })
+
 ---@class liger.Command
 ---@field recipe? string  path of the recipe
 ---@field args string[]   what follows it
@@ -28,10 +31,42 @@ function M.recipe_name()
   return path and path:match("([^/]+)$"):gsub("%.lua$", "") or "run"
 end
 
+-- By the table that new() returned: its values before the recipe filled any in, and the checkpoint
+-- that they go on from.
+local parsed_of = setmetatable({}, { __mode = "k" })
+local resumed_from = setmetatable({}, { __mode = "k" })
+
+--- The options as the command line and the defaults have them, whatever the recipe made of them.
+---@param values table  what new() returned
+---@return table<string, any>
+function M.parsed(values)
+  return parsed_of[values] or values
+end
+
+--- The checkpoint that a run with these options goes on from, of resume.open; nil: it begins anew.
+---@param values table  what new() returned
+---@return table|nil
+function M.resumed(values)
+  return resumed_from[values]
+end
+
 local function common_keys(out)
   local show = ("runs/%s-TIME"):format(M.recipe_name())
   return {
     { name = "out", default = out, show = show, comment = "folder of the run" },
+    {
+      name = "save_steps", default = 500, allow = { min = 0, whole = true },
+      comment = "steps between checkpoints; one more at the end; 0: at Ctrl-C",
+    },
+    {
+      name = "save_total_limit", default = 0, allow = { min = 0, whole = true },
+      comment = "newest checkpoints that stay; 0: all",
+    },
+    {
+      name = "resume", default = false, alone = "true", allow = { also = "resume_from_checkpoint" },
+      comment = "path or none: a run or a checkpoint to go on from; alone: --out. "
+        .. "max_steps may grow: rates are then the longer run's",
+    },
     options.common.seed,
     options.common.threads,
     options.common.dtype,
@@ -147,7 +182,10 @@ end
 
 -- ---- the keys ----
 
-local allowed_fields = { min = true, max = true, above = true, whole = true, also = true }
+local allowed_fields = {
+  min = true, max = true, above = true, whole = true, also = true, with = true,
+  choice = true,
+}
 
 local function check_constraints(defaults, constraints)
   for name, allow in pairs(constraints) do
@@ -156,7 +194,8 @@ local function check_constraints(defaults, constraints)
     end
     for field in pairs(allow) do
       if type(field) ~= "number" and not allowed_fields[field] then
-        local form = "config: %s: constraint %s, wanted min, max, above, whole, also or a list"
+        local form = "config: %s: constraint %s, wanted min, max, above, whole, with, choice, "
+          .. "also or a list"
         error(form:format(name, tostring(field)), 3)
       end
     end
@@ -222,6 +261,13 @@ local function apply(values)
   math.randomseed(values.seed)
 end
 
+local function resume_from(values, given)
+  if values.resume ~= false then
+    local device = require("liger.ffi").on_cpu and "cpu" or "cuda"
+    return require("liger.train.resume").open(values, given, M.recipe_name(), device)
+  end
+end
+
 -- The recipe's keys, those of every recipe, and both in one list. A recipe's own key of a common
 -- name keeps the common one's limits.
 local function all_keys(defaults, constraints, lines)
@@ -243,11 +289,11 @@ local function all_keys(defaults, constraints, lines)
 end
 
 --- A recipe's options: the defaults with the command line applied. Every recipe also has `out`,
---- `seed`, `threads`, `dtype`, `device` and `quiet`; a recipe's own key of that name sets the
---- default. Seeds the random numbers and sets the threads.
+--- `save_steps`, `save_total_limit`, `resume`, `seed`, `threads`, `dtype`, `device` and `quiet`; a
+--- recipe's own key of that name sets the default. Seeds the random numbers and sets the threads.
 ---@param defaults table<string, number|string|boolean>
 ---@param constraints? table<string, table>  { lr = { above = 0, also = "learning_rate" },
----   loss = { "grpo", "dapo" } }
+---   loss = { "grpo", "dapo" }, delta = { with = { "loss", "grpo" } } }, see liger.options
 ---@return table<string, any>
 function M.new(defaults, constraints)
   if type(defaults) ~= "table" then
@@ -260,17 +306,24 @@ function M.new(defaults, constraints)
   local lines = read_lines(source and source.source:match("^@(.+)$") or command.recipe)
   M.default_out = ("runs/%s-%s"):format(M.recipe_name(), os.date("%Y%m%d-%H%M%S"))
   local keys, common, all = all_keys(defaults, constraints, lines)
-  local values, _, help = options.parse(all, command.args)
+  local values, _, help, given = options.parse(all, command.args)
   if help then
     print_help(lines, keys, common)
     error({ code = 0 }, 0)
   end
   options.check_device(values.device)
+  resumed_from[values] = resume_from(values, given)
   apply(values)
+  parsed_of[values] = M.merge(values)
+  for name in pairs(given) do
+    given[name] = values[name] ~= false or defaults[name] or nil -- `none` says nothing
+  end
+  told[values] = { keys = all, given = given }
   return values
 end
 
---- Gives the options that are `false`, because nothing was said, these values.
+--- Gives the options that are `false`, because nothing was said, these values. Refuses what was
+--- given and has no effect beside them.
 ---@param values table<string, any>    what new() returned
 ---@param defaults table<string, any>
 function M.fill(values, defaults)
@@ -278,6 +331,9 @@ function M.fill(values, defaults)
     if values[key] == false then
       values[key] = default
     end
+  end
+  if told[values] then
+    options.refuse_unread(told[values].keys, values, told[values].given)
   end
 end
 
@@ -294,14 +350,16 @@ function M.merge(...)
   return y
 end
 
---- The fields of t that `keys` names.
+--- The fields of t that are not what these defaults, which name them, say.
 ---@param t table
----@param keys table<string, any>
+---@param defaults table<string, any>
 ---@return table
-function M.pick(t, keys)
+function M.pick(t, defaults)
   local y = {}
-  for key in pairs(keys) do
-    y[key] = t[key]
+  for key, default in pairs(defaults) do
+    if t[key] ~= default then
+      y[key] = t[key]
+    end
   end
   return y
 end

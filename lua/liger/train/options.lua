@@ -1,15 +1,18 @@
 -- Reads a command line against a list of keys: types, ranges, the nearest name of a wrong one, and
 -- the help's columns. Knows nothing of recipes; config.lua and the commands say which keys there
 -- are.
+local limits = require("liger.options")
+
 local M = {}
 
 ---@class liger.Key
 ---@field name string
 ---@field default number|string|boolean
 ---@field comment? string
----@field allow? table     { min =, max =, above =, whole = } or a list of choices; also = another
----   name
+---@field allow? table     { min =, max =, above =, whole = } or a list of choices; with = when it
+---   counts, see liger.options; also = another name
 ---@field show? string     what the help prints for the default
+---@field alone? string    the value where none follows
 
 --- Options of more than one command.
 ---@type table<string, liger.Key>
@@ -105,65 +108,14 @@ end
 
 -- ---- values ----
 
-local function is_list(allow)
-  return allow and #allow > 0
-end
-
---- What a key takes, in words: "a whole number from 1", "one of grpo, dapo".
----@param key liger.Key
----@return string
-function M.wanted(key)
-  local allow = key.allow or {}
-  if is_list(allow) then
-    local names = {}
-    for i, choice in ipairs(allow) do
-      names[i] = tostring(choice)
-    end
-    return (#names > 1 and "one of " or "") .. table.concat(names, ", ")
-  elseif key.kind == "boolean" then
-    return "true or false"
-  elseif key.kind == "string" then
-    return key.none and "a text or none" or "a text"
-  elseif key.kind == "any" then
-    return "a number, a text or none"
-  end
-  local text = allow.whole and "a whole number" or "a number"
-  if allow.above then
-    text = text .. (" above %g"):format(allow.above)
-  elseif allow.min then
-    text = text .. (" from %g"):format(allow.min)
-  end
-  if allow.max and allow.max < 2 ^ 31 then
-    text = text .. ((allow.above or allow.min) and " to %g" or " up to %g"):format(allow.max)
-  end
-  return key.none and text .. " or none" or text
-end
-
 local function to_number(text)
   return text:match("^[+-]?%.?%d[%d.]*[eE]?[+-]?%d*$") and tonumber(text) or nil
-end
-
-local function in_range(value, allow)
-  return value == value
-    and not (allow.whole and value % 1 ~= 0)
-    and not (allow.above and value <= allow.above)
-    and not (allow.min and value < allow.min)
-    and not (allow.max and value > allow.max)
-end
-
-local function is_choice(value, allow)
-  for _, choice in ipairs(allow) do
-    if choice == value then
-      return true
-    end
-  end
-  return false
 end
 
 -- The value that a text means for the key, or nil.
 local function convert(key, text)
   local kind, allow = key.kind, key.allow or {}
-  if key.none and text == "none" and not is_choice(text, allow) then
+  if key.none and text == "none" and not limits.is_choice(text, allow) then
     return false
   end
   local value = text
@@ -174,44 +126,12 @@ local function convert(key, text)
   elseif kind == "any" then
     value = to_number(text) or text
   end
-  if is_list(allow) then
-    return is_choice(value, allow) and value or nil
-  elseif type(value) == "number" and not in_range(value, allow) then
+  if limits.is_list(allow) then
+    return limits.is_choice(value, allow) and value or nil
+  elseif type(value) == "number" and not limits.in_range(value, allow) then
     return nil
   end
   return value
-end
-
---- A function's options: its defaults with what was given over them. Raises on an unknown one, and
---- on a value of another type or out of range.
----@param what string                    begins the message
----@param defaults table<string, any>    false: none
----@param ranges table<string, table>    as a recipe's constraints; a default of false without one
----   is a boolean
----@param given? table<string, any>
----@return table<string, any>
-function M.over(what, defaults, ranges, given)
-  local o = {}
-  for name, default in pairs(defaults) do
-    o[name] = default
-  end
-  for name, value in pairs(given or {}) do
-    local default, allow = defaults[name], ranges[name]
-    if default == nil then
-      require("liger.ffi").raise(("%s: unknown option %s"):format(what, tostring(name)))
-    end
-    local none = default == false and allow ~= nil
-    local kind = not none and type(default) or is_list(allow) and "string" or "number"
-    local fits = type(value) == kind and (is_list(allow) and is_choice(value, allow)
-      or not is_list(allow) and (kind ~= "number" or in_range(value, allow or {})))
-    if not fits and not (none and value == false) then
-      local wanted = M.wanted({ kind = kind, allow = allow, none = none })
-      local text = ("%s: %s is %s, wanted %s"):format(what, name, tostring(value), wanted)
-      require("liger.ffi").raise(text)
-    end
-    o[name] = value
-  end
-  return o
 end
 
 local none_words = {
@@ -232,7 +152,7 @@ function M.prepare(keys)
     local comment = key.comment or ""
     local word = comment:match("(%w+) or none")
     if not word and key.default == false then
-      word = is_list(key.allow) and "text" or comment:find("default %-?[%d.]") and "number"
+      word = limits.is_list(key.allow) and "text" or comment:find("default %-?[%d.]") and "number"
     end
     if word then
       key.none = true
@@ -287,16 +207,34 @@ local function value_of(key, text, args, i, no_words)
     end
     text, i = args[i], i + 1
   elseif not text then
+    if key.alone and (not args[i] or args[i]:sub(1, 2) == "--") then
+      return key.alone, i
+    end
     text, i = args[i], i + 1
     if not text or text:sub(1, 2) == "--" then
-      M.usage_error(("--%s: no value, wanted %s"):format(key.name, M.wanted(key)))
+      M.usage_error(("--%s: no value, wanted %s"):format(key.name, limits.wanted(key)))
     end
   end
   local value = convert(key, text)
   if value == nil then
-    M.usage_error(("--%s: got %q, wanted %s"):format(key.name, text, M.wanted(key)))
+    M.usage_error(("--%s: got %q, wanted %s"):format(key.name, text, limits.wanted(key)))
   end
   return value, i
+end
+
+--- Refuses a given key that the others leave without effect.
+---@param keys liger.Key[]
+---@param values table<string, any>
+---@param given table<string, boolean>
+function M.refuse_unread(keys, values, given)
+  local ranges, defaults = {}, {}
+  for _, key in ipairs(keys) do
+    ranges[key.name], defaults[key.name] = key.allow, key.default
+  end
+  local problem = limits.unread(defaults, ranges, values, given)
+  if problem then
+    M.usage_error("--" .. problem)
+  end
 end
 
 --- Reads `--key value`, `--key=value`, `--flag` and `--no-flag`. Whatever is wrong is a usage error
@@ -307,6 +245,7 @@ end
 ---@return table<string, any> values  the defaults with what was given
 ---@return string[] words
 ---@return boolean help  --help or -h was given; nothing after it was looked at
+---@return table<string, boolean> given  the keys that were said
 function M.parse(keys, args, max_words)
   M.prepare(keys)
   max_words = max_words or 0
@@ -327,7 +266,7 @@ function M.parse(keys, args, max_words)
     elseif arg == "--" then
       only_words = true
     elseif arg == "--help" or arg == "-h" then
-      return values, words, true
+      return values, words, true, given
     else
       local name, text = arg:match("^%-%-([^=]+)=(.*)$")
       name = name or arg:match("^%-%-(.+)$")
@@ -350,7 +289,8 @@ function M.parse(keys, args, max_words)
       end
     end
   end
-  return values, words, false
+  M.refuse_unread(keys, values, given)
+  return values, words, false, given
 end
 
 -- ---- help ----

@@ -2,30 +2,28 @@
 -- and a label; packed micro-batches that never tear a pair apart, the reference's
 -- log-probabilities, and TRL's metrics.
 local autograd = require("liger.autograd")
-local fn = require("liger.fn")
+local config_module = require("liger.train.config")
 local memory = require("liger.memory")
+local metrics = require("liger.train.preference_metrics")
 local ops = require("liger.ops")
 local pack = require("liger.nn.pack")
+local ranges = require("liger.train.ranges")
+local reward = require("liger.rollout.reward")
+local rollouts_module = require("liger.train.rollouts")
 local Tensor = require("liger.tensor")
 
 local Batch = {}
 Batch.__index = Batch
 
-local M = {}
+local M = {
+  logprob = metrics.logprob, seen = metrics.seen, sums = metrics.sums, total = metrics.total,
+  metrics = metrics.metrics,
+}
 
 M.pair = { "chosen", "rejected" }
 
-local count, from_0 = { min = 1, whole = true }, { min = 0 }
-
 --- Limits of the options that the recipes share.
-M.ranges = {
-  holdout = { above = 0, max = 0.9 }, eval_rows = count, max_length = count,
-  num_train_epochs = { above = 0 }, max_steps = { min = 0, whole = true },
-  batch_size = { min = 1, whole = true, also = "per_device_train_batch_size" },
-  micro_tokens = { min = 0, whole = true }, learning_rate = from_0, warmup_steps = from_0,
-  weight_decay = from_0, lr_scheduler_type = { "constant", "linear", "cosine", "wsd" },
-  max_grad_norm = from_0, sft_learning_rate = from_0, sft_until = { min = 0, max = 1 },
-}
+M.ranges = config_module.merge(ranges.training, ranges.samples, ranges.warm_up)
 
 ---@class liger.PreferenceRow
 ---@field ids integer[]          of the prompt
@@ -183,133 +181,70 @@ function M.log_p2(model, micro, hidden, lse)
   end)
 end
 
--- ---- metrics ----
-
---- What the log needs of a micro-batch, left on the device until the step ends.
----@param batch table             completion_cu, total_rows?; labels?: single answers, true is
----   chosen
----@param loss liger.Tensor       [] its share
----@param values table            logps, rewards: [S]; parts?: further numbers for the log, shares
----   []
----@param entropy? liger.Tensor   [K]
----@return table                  for total()
-function M.sums(batch, loss, values, entropy)
-  return autograd.no_grad(function()
-    local S, labels = values.logps:numel(), batch.labels
-    local rows = labels and S or S / 2
-    local part = {
-      rows = rows, scale = batch.total_rows or rows, labels = labels, sequences = S,
-      tensors = { loss:detach() }, names = { "loss" },
-    }
-    for name, x in pairs(values.parts or {}) do
-      part.names[#part.names + 1], part.tensors[#part.tensors + 1] = name, x
-    end
-    if entropy then
-      part.tokens = entropy:numel()
-      part.tensors[#part.tensors + 1] = fn.sum(entropy)
-    end
-    part.tensors[#part.tensors + 1] = values.logps
-    part.tensors[#part.tensors + 1] = values.rewards
-    return part
-  end)
-end
-
-local function add(total, key, value)
-  total[key] = (total[key] or 0) + value
-end
-
--- Adds a part whose values stand in data from `at` on; the place behind them.
-local function add_part(total, part, data, at)
-  add(total, "rows", part.rows)
-  total.means = total.means or {}
-  for _, name in ipairs(part.names) do
-    add(total.means, name, data[at] * part.scale)
-    at = at + 1
-  end
-  if part.tokens then
-    add(total, "tokens", part.tokens)
-    add(total, "entropy", data[at])
-    at = at + 1
-  end
-  local S, labels = part.sequences, part.labels
-  local rewards = at + S
-  for s = 0, S - 1 do
-    local is_chosen = s < part.rows
-    if labels then
-      is_chosen = labels[s + 1]
-    elseif is_chosen then
-      add(total, "right", data[rewards + s] > data[rewards + s + part.rows] and 1 or 0)
-    end
-    local side = is_chosen and "chosen" or "rejected"
-    add(total, side, 1)
-    add(total, "logps/" .. side, data[at + s])
-    add(total, "rewards/" .. side, data[rewards + s])
-  end
-  return rewards + S
-end
-
---- Adds up the parts of a batch, or of several. Waits for the device once.
----@param parts table[]  of sums()
----@param total? table   to add to
----@return table
-function M.total(parts, total)
-  local tensors, at = {}, 0
-  for _, part in ipairs(parts) do
-    for _, x in ipairs(part.tensors) do
-      tensors[#tensors + 1] = x
-    end
-  end
-  total = total or {}
-  local data = Tensor.read_all(tensors)
-  for _, part in ipairs(parts) do
-    at = add_part(total, part, data, at)
-  end
-  return total
-end
-
---- TRL's metrics of a batch; those of nothing are left out.
----@param total table  of total()
----@return table<string, number>
-function M.metrics(total)
-  local metrics = {}
-  for name, sum in pairs(total.means) do
-    metrics[name] = sum / total.rows
-  end
-  for _, side in ipairs(M.pair) do
-    for _, name in ipairs({ "logps/" .. side, "rewards/" .. side }) do
-      metrics[name] = total[side] and total[name] / total[side]
-    end
-  end
-  local chosen, rejected = metrics["rewards/chosen"], metrics["rewards/rejected"]
-  metrics["rewards/margins"] = chosen and rejected and chosen - rejected
-  metrics["rewards/accuracies"] = total.right and total.right / total.rows
-  metrics.entropy = total.tokens and total.entropy / math.max(total.tokens, 1)
-  return metrics
-end
+-- ---- held-out rows ----
 
 -- Loss and reward accuracy (of single answers: reward margin) as text.
-local function summary(metrics)
-  local accuracy, margin = metrics["rewards/accuracies"], metrics["rewards/margins"]
+local function summary(values)
+  local accuracy, margin = values["rewards/accuracies"], values["rewards/margins"]
   if accuracy then
-    return ("%.4f loss, %.3f reward accuracy"):format(metrics.loss, accuracy)
+    return ("%.4f loss, %.3f reward accuracy"):format(values.loss, accuracy)
   elseif margin then
-    return ("%.4f loss, %.4f reward margin"):format(metrics.loss, margin)
+    return ("%.4f loss, %.4f reward margin"):format(values.loss, margin)
   end
-  return ("%.4f loss"):format(metrics.loss)
+  return ("%.4f loss"):format(values.loss)
 end
 
---- The loss of rows that are not trained on, in batches, as text.
----@param run liger.Run
----@param rows liger.PreferenceRow[]
----@param size integer  rows a batch
----@param pass fun(rows: liger.PreferenceRow[]): table[]  gives a batch's parts, of sums()
----@return string
-function M.evaluate(run, rows, size, pass)
+-- The loss of rows that are not trained on, in batches, as text.
+local function held_out_loss(run, rows, pass)
   local total = {}
-  for part in run:parts(rows, size, "held-out") do
+  for part in run:parts(rows, run.config.batch_size, "held-out") do
     M.total(autograd.no_grad(pass, part), total)
   end
   return run.should_stop() and "interrupted" or summary(M.metrics(total))
+end
+
+-- ---- a recipe's beginning and end ----
+
+--- Of the built-in sums: warms the model up and makes pairs, right answers and wrong ones of its
+--- own, enough for the steps there are.
+---@param run liger.Run  its config: sft_learning_rate, sft_until, max_steps, batch_size
+---@param task table     of task.preference
+---@return liger.Rollouts|nil  nil: the task is a file's
+function M.start(run, task)
+  if not task.built_in then
+    return nil
+  end
+  local config = run.config
+  local rollouts = rollouts_module.new(run, task, reward.new("exact"))
+  rollouts:warm_up(config.sft_learning_rate, config.sft_until)
+  rollouts:make_pairs(config.max_steps and config.max_steps * config.batch_size)
+  return rollouts
+end
+
+--- What measures the model on held-out rows, as text: sums by the share of right answers, a file's
+--- rows by their loss.
+---@param run liger.Run
+---@param task table
+---@param rollouts liger.Rollouts|nil  of start()
+---@param pass fun(rows: liger.PreferenceRow[]): table[]  gives a batch's parts, of sums()
+---@return fun(): string
+function M.evaluator(run, task, rollouts, pass)
+  return function()
+    return rollouts and rollouts:evaluate() or held_out_loss(run, task.held_out, pass)
+  end
+end
+
+--- Saves the model, says how it was before and is now, and ends the run.
+---@param run liger.Run
+---@param task table
+---@param before string            what evaluate gave
+---@param evaluate fun(): string
+function M.finish(run, task, before, evaluate)
+  run:save(task.model, task.tokenizer)
+  local after = evaluate()
+  run:print(("held-out %s before: %s"):format(task.metric, before))
+  run:print(("held-out %s after: %s"):format(task.metric, after))
+  run:finish()
 end
 
 return M

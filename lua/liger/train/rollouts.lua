@@ -48,6 +48,18 @@ function Rollouts:complete(rows, options)
   return batch, batch:score(self.rewards)
 end
 
+--- What a checkpoint holds of it.
+---@return { number: integer }
+function Rollouts:state()
+  return { number = self.number }
+end
+
+--- Goes on from state().
+---@param state { number: integer }
+function Rollouts:set_state(state)
+  self.number = state.number
+end
+
 -- The mean reward of the held-out rows as text.
 function Rollouts:_mean(options)
   local total, scored = 0, 0

@@ -1,8 +1,9 @@
--- A run: its folder, the loop's memory, metrics, samples, and the end by Ctrl-C or by a NaN. A
--- recipe drives it:
+-- A run: its folder, the loop's memory, metrics, samples, checkpoints, and the end by Ctrl-C or by
+-- a NaN. A recipe drives it:
 --
 --   for step in run:steps(n) do ... run:log { loss = loss } end
 local ffi = require("ffi")
+local blame = require("liger.train.blame")
 local config_module = require("liger.train.config")
 local files = require("liger.file")
 local json = require("liger.data.json")
@@ -44,9 +45,13 @@ local function take_folder(folder)
   return false
 end
 
-local function make_folder(config)
+local function make_folder(config, from)
   local folder = config.out
-  if folder ~= config_module.default_out then
+  if from and from.run == folder and (from.folder or not take_folder(folder)) then
+    return folder
+  elseif from and not from.folder then
+    return folder -- made just now
+  elseif folder ~= config_module.default_out then
     if not take_folder(folder) then
       local text = "--out: %s holds a run, name another folder or remove it"
       options.usage_error(text:format(folder))
@@ -71,6 +76,9 @@ local function open_append(path)
 end
 
 local function append(run, name, values)
+  if run.resuming then
+    return -- the line is there
+  end
   local file = run.files[name]
   local ok, message = file:write(json.encode(values, METRIC_DIGITS), "\n")
   if ok then
@@ -89,14 +97,13 @@ local function write_config(run)
     values[key] = value
   end
   local command = config_module.command()
-  local in_program, sys = pcall(require, "liger.sys")
   values.out = run.folder
   files.write(
     run.folder .. "/config.json",
     json.encode({
       recipe = command.recipe or "",
       command = command.text,
-      version = in_program and sys.version or "unknown",
+      version = run.version,
       device = ffi.string(C.lg_context_describe(lib.ctx)),
       config = values,
     }) .. "\n"
@@ -148,6 +155,16 @@ local function probe_save(config)
   end
 end
 
+-- Says what --resume found.
+local function tell_resumed(run, from)
+  for _, c in ipairs(from and from.broken or {}) do
+    run:print(("%s is not whole and stays as it is: %s"):format(c.folder, c.problem))
+  end
+  if from and not from.folder then
+    run:print(("%s has no checkpoint yet: begins at step 1"):format(run.folder))
+  end
+end
+
 --- Opens a run: makes its folder with config.json, metrics.jsonl and samples.jsonl, and that of
 --- config.save where there is one. From here on Ctrl-C ends the loop after its step; a second one
 --- ends the program.
@@ -158,9 +175,17 @@ function M.new(config)
     error("run: config is no table of liger.config", 2)
   end
   probe_save(config)
+  local from = config_module.resumed(config)
+  local in_program, sys = pcall(require, "liger.sys")
   local run = setmetatable({
     config = config,
-    folder = make_folder(config),
+    folder = make_folder(config, from),
+    version = in_program and sys.version or "unknown",
+    -- The checkpoint to go on from, until keep() has put it back: what comes before is done again,
+    -- and not logged again.
+    resuming = from and from.folder and from,
+    notes = from and from.state and from.state.notes or {}, -- see once
+    num_tokens = 0, -- of the loop that runs now
     step = 0, -- of the loop that runs now
     interrupted = false,
     files = {}, -- by name
@@ -170,9 +195,17 @@ function M.new(config)
     progress = new_progress(config),
   }, Run)
   write_config(run)
-  for _, name in ipairs({ "metrics.jsonl", "samples.jsonl" }) do
-    run.files[name] = open_append(run.folder .. "/" .. name)
+  run.open_append = function(name)
+    return open_append(run.folder .. "/" .. name)
   end
+  for _, name in ipairs({ "metrics.jsonl", "samples.jsonl" }) do
+    if from and not from.folder then
+      local path = run.folder .. "/" .. name
+      os.rename(path, path .. ".old")
+    end
+    run.files[name] = run.open_append(name)
+  end
+  tell_resumed(run, from)
   -- True once there was a Ctrl-C: what takes long may ask, and end early.
   run.should_stop = function()
     return notice(run)
@@ -183,6 +216,62 @@ function M.new(config)
 end
 
 -- ---- the loop ----
+
+-- Ctrl-C may leave a kept loop by `break`: its last whole step is saved, if what is kept is still
+-- as it was then.
+function Run:_leave_loop()
+  local kept = self.running
+  self.running = nil
+  if kept and kept.step > 0 and C.lg_sys_interrupted() then
+    if kept:is_unchanged() then
+      self:_save_checkpoint(kept)
+    else
+      self:print(("not saved: step %d was under way"):format(kept.step + 1))
+    end
+  end
+end
+
+function Run:_save_checkpoint(kept)
+  local folder = kept:save()
+  if C.lg_sys_interrupted() then
+    self:print(("saved %s; --resume %s goes on"):format(folder, self.folder))
+  end
+end
+
+--- What the next loop depends on, by name: `model`, whatever has state() and set_state() (an
+--- optimiser, a sampler, rollouts), plain tables of numbers and texts. The loop then saves
+--- checkpoints: each config.save_steps steps, at its end and at Ctrl-C. With --resume they
+--- are put back here, and the loop goes on behind that step with the same bits.
+---
+--- All that comes before is done again by --resume; once() spares what only gives a number or text.
+--- A step of the loop must depend on nothing else that earlier steps change; what math.random
+--- draws in it depends on the step alone.
+---@param things table<string, table>
+function Run:keep(things)
+  self.kept = require("liger.train.keep").new(self, things)
+  local from = self.resuming
+  if from and not self.should_stop() then
+    self.resuming = nil
+    self.kept:restore(from)
+    local machine = ffi.string(C.lg_context_describe(lib.ctx))
+    local other = not lib.on_cpu and machine ~= from.state.machine
+      and (", on a %s: bits may differ"):format(from.state.machine) or ""
+    self.progress:close()
+    self:print(("resumed from %s (step %d%s)"):format(from.folder, from.state.step, other))
+  end
+end
+
+--- What a function gives, a number or a text, called once in a run however often it is resumed.
+---@generic T
+---@param name string
+---@param f fun(): T
+---@return T
+function Run:once(name, f)
+  if self.notes[name] == nil then
+    self.notes[name] = f()
+  end
+  return self.notes[name]
+end
 
 function Run:_close_scope()
   if self.scope then
@@ -195,13 +284,25 @@ end
 ---@param name string
 ---@param total? integer  steps it has, where there is no loop to say so
 function Run:phase(name, total)
+  self:_leave_loop()
   self.progress:close()
+  self.num_tokens, self.first_step = 0, 0
   self.phase_name, self.total, self.step, self.values = name, total, 0, {}
 end
 
---- Steps 1 to n (config.steps). What a step makes is freed when it ends, unless it was kept with
---- keep(). A loop that is left by `break` keeps its last step's memory until the next loop or
---- finish(), and what is made in between goes with it; stop() ends a loop without that.
+-- The end of a step of a kept loop.
+function Run:_end_step(kept, step, is_last)
+  local every = self.config.save_steps or 0
+  kept:remember(step)
+  if self.interrupted or every > 0 and (is_last or step % every == 0) then
+    self:_save_checkpoint(kept)
+  end
+end
+
+--- Steps 1 to n (config.steps), or from the one behind a checkpoint. What a step makes is freed
+--- when it ends, unless tensor:keep() keeps it. A loop that is left by `break` keeps its last
+--- step's memory until the next loop or finish(), and what is made in between goes with it; stop()
+--- ends a loop without that.
 ---@param n? integer
 ---@param settings? { label: string }  starts a phase of that name
 ---@return fun(): integer|nil
@@ -213,21 +314,33 @@ function Run:steps(n, settings)
   self:_close_scope()
   self:phase(settings and settings.label or self.phase_name, n)
   self.loop_started_at, self.stopping = C.lg_sys_time(), false
-  local step = 0
+  local kept = self.kept
+  local first = kept and kept.step or 0
+  local step = first
+  self.kept, self.running, self.first_step = nil, kept, first
+  self.num_tokens = kept and kept.num_tokens or 0
   return function()
     self:_close_scope()
     if C.lg_sys_interrupted() and not self.interrupted then
-      self.interrupted = true
+      self.interrupted, self.noticed = true, true
       self.progress:close()
       self:print(("interrupted after step %d"):format(step))
     end
-    if self.interrupted or self.stopping or step >= n or self.finished then
+    local is_last = self.interrupted or self.stopping or step >= n or self.finished
+    if kept and step > first and not self.finished then
+      self:_end_step(kept, step, is_last)
+    end
+    if is_last then
+      self.running = nil
       self.progress:close()
       return nil
     end
     step = step + 1
     self.step, self.step_started_at = step, C.lg_sys_time()
     self.scope = memory.open_scope()
+    if kept then
+      kept:begin(step)
+    end
     return step
   end
 end
@@ -287,47 +400,6 @@ local function metric(name, value)
   return value
 end
 
-local function is_finite(x)
-  return x - x == 0
-end
-
-local exponent_bits = { bf16 = 0x7F80, f16 = 0x7C00 }
-
-local is_integral = { i32 = true, i64 = true, u8 = true }
-
-local function all_finite(tensor)
-  if is_integral[tensor.dtype] or tensor.storage.dead then
-    return true
-  end
-  local t = tensor:is_contiguous() and tensor or tensor:detach():clone()
-  local data, exponent = t:read(), exponent_bits[t.dtype]
-  for i = 0, t:numel() - 1 do
-    if exponent then
-      if bit.band(data[i], exponent) == exponent then
-        return false
-      end
-    elseif not is_finite(data[i]) then
-      return false
-    end
-  end
-  return true
-end
-
--- The first of the watched tensors that holds a NaN or an infinity; where all are finite, the first
--- whose gradient does, or did at the optimiser's last step.
-function Run:_blame()
-  for _, entry in ipairs(self.watched) do
-    if not all_finite(entry.tensor) then
-      return entry.name
-    end
-  end
-  for _, entry in ipairs(self.watched) do
-    if entry.tensor.grad_failed or entry.tensor.grad and not all_finite(entry.tensor.grad) then
-      return "gradient of " .. entry.name
-    end
-  end
-end
-
 --- Adds a tensor, or a model's parameters, to those that are looked through, in this order, when a
 --- loss or a gradient is not finite.
 ---@param name string|liger.Parameter[]
@@ -344,9 +416,9 @@ end
 function Run:check(values)
   for _, name in ipairs({ "loss", "grad_norm" }) do
     local value = values[name]
-    if value and not is_finite(value) then
+    if value and value - value ~= 0 then
       local text = value ~= value and "nan" or value > 0 and "inf" or "-inf"
-      local blamed = self:_blame()
+      local blamed = blame.first(self.watched)
       blamed = blamed and "; the first tensor with NaN or Inf is " .. blamed or ""
       error(("step %d: %s is %s%s"):format(self.step, name, text, blamed), 0)
     end
@@ -354,8 +426,8 @@ function Run:check(values)
 end
 
 --- Writes the step's metrics. `step`, `phase` and `step_time` (seconds since the step began) are
---- added, and `tokens_per_second` where there is `tokens`. A loss or grad_norm that is NaN or
---- infinite stops the run.
+--- added, and where there is `tokens` also `tokens_per_second`, and the loop's `num_tokens`. A loss
+--- or grad_norm that is NaN or infinite stops the run.
 ---@param values table<string, number|liger.Tensor>
 function Run:log(values)
   local line = {}
@@ -368,8 +440,10 @@ function Run:log(values)
   end
   line.step, line.phase = self.step, self.phase_name
   line.step_time = now - (self.step_started_at or self.started_at)
-  if line.tokens and not line.tokens_per_second then
-    line.tokens_per_second = line.tokens / line.step_time
+  if line.tokens then
+    self.num_tokens = self.num_tokens + line.tokens
+    line.num_tokens = line.num_tokens or self.num_tokens
+    line.tokens_per_second = line.tokens_per_second or line.tokens / line.step_time
   end
   append(self, "metrics.jsonl", line)
   self:check(line)
@@ -380,8 +454,8 @@ end
 function Run:_show(line, now)
   local total = self.total or self.step
   local left
-  if self.loop_started_at and self.step > 0 and self.step < total then
-    left = (now - self.loop_started_at) / self.step * (total - self.step)
+  if self.loop_started_at and self.step > self.first_step and self.step < total then
+    left = (now - self.loop_started_at) / (self.step - self.first_step) * (total - self.step)
   end
   self.progress:update({
     step = self.step,
@@ -425,6 +499,10 @@ end
 ---@param model liger.Decoder
 ---@param tokenizer? liger.Tokenizer
 function Run:save(model, tokenizer)
+  self:_leave_loop()
+  if self.resuming then
+    return -- Ctrl-C came before the checkpoint was put back
+  end
   if (self.config.save or "") ~= "" then
     require("liger.model").save(model, self.config.save, tokenizer)
   end
@@ -437,6 +515,7 @@ function Run:finish()
   end
   self.finished = true
   self.interrupted = self.interrupted or C.lg_sys_interrupted()
+  self:_leave_loop()
   self:_close_scope()
   self.progress:close()
   for _, file in pairs(self.files) do
@@ -451,6 +530,9 @@ function Run:finish()
     self:print(("%s  %s"):format(self.folder, progress.duration(seconds)))
   end
   any_interrupted = any_interrupted or self.interrupted
+  if self.resuming and not self.interrupted then
+    error("run: --resume found nothing to put back: the recipe calls no run:keep before a loop", 0)
+  end
 end
 
 --- Finishes every run that is still open; true when one was interrupted.

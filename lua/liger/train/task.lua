@@ -1,5 +1,6 @@
 -- What a recipe trains on: the built-in sums with a small model, or a checkpoint and a file of
 -- prompts.
+local column = require("liger.data.column")
 local decoder = require("liger.model")
 local preference = require("liger.data.preference")
 local lib = require("liger.ffi")
@@ -19,6 +20,7 @@ local function built_in(config)
   local sums = require("liger.data.sums")
   local task = sums.new(config.seed)
   task.model = model_of_sums(sums, config, config.seed)
+  task.model.tokenizer = task.tokenizer
   task.built_in, task.metric, task.max_completion_length = true, "accuracy", sums.longest
   return task
 end
@@ -41,7 +43,7 @@ end
 -- The task with its rows in two parts; of the second no more than config.eval_rows are kept.
 local function split(task, rows, config)
   if rows then
-    task.train, task.held_out = prompts.split(rows, config.holdout or 0.1, config.seed)
+    task.train, task.held_out = prompts.split(rows, config.holdout or 0.1, config.seed, config.data)
   end
   for i = #task.held_out, (config.eval_rows or math.huge) + 1, -1 do
     task.held_out[i] = nil
@@ -106,14 +108,14 @@ local function check_prompts(task, config)
   for _, s in ipairs(task.train) do
     local problem
     if not s.row.prompt then
-      problem = "text has no prompt to complete, wanted prompt and completion, or --lmbda 0"
+      problem = "column `prompt` is missing, wanted what to complete, or --lmbda 0"
     elseif #s.ids + longest > context then
       problem = (
-        "prompt has %d tokens and max_completion_length is %d, wanted at most %d together"
+        "column `prompt` has %d tokens and max_completion_length is %d, wanted at most %d together"
       ):format(#s.ids, longest, context)
     end
     if problem then
-      lib.raise(("%s:%d: %s"):format(config.data, s.row._line, problem))
+      column.fail(config.data, s.row, "%s", problem)
     end
   end
 end
@@ -134,6 +136,7 @@ function M.distill(config)
     local task = M.supervised(config)
     task.teacher = task.model
     task.model = model_of_sums(sums, config, config.seed + 1)
+    task.model.tokenizer = task.tokenizer
     return task
   elseif config.model ~= "" and config.data ~= ""
     and (config.teacher == "") == (config.teacher_logprobs == "") then
