@@ -62,9 +62,9 @@ extern "C" lg_status cuda_adamw_stochastic(lg_context *ctx, const lg_tensor *g, 
     if (n == 0) return LG_OK;
     const bool aligned = can_vectorise<float>(g->data, 0) && can_vectorise<bf16>(p->data, 0) &&
                          can_vectorise<bf16>(m->data, 0) && can_vectorise<bf16>(v->data, 0);
-    adamw_stochastic_step<<<blocks_for(n, ADAMW_THREADS * STOCHASTIC_ELEMENTS, INT32_MAX), ADAMW_THREADS,
-                            0, cuda_stream(ctx)>>>((const float *)g->data, (bf16 *)p->data,
-                                                   (bf16 *)m->data, (bf16 *)v->data, n, r,
-                                                   (uint64_t)seed, (uint64_t)stream, aligned);
+    adamw_stochastic_step<<<blocks_for(n, ADAMW_THREADS * STOCHASTIC_ELEMENTS, INT32_MAX),
+                            ADAMW_THREADS, 0, cuda_stream(ctx)>>>(
+        (const float *)g->data, (bf16 *)p->data, (bf16 *)m->data, (bf16 *)v->data, n, r,
+        (uint64_t)seed, (uint64_t)stream, aligned);
     return cuda_launched(ctx, "adamw_stochastic");
 }

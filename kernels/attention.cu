@@ -393,7 +393,7 @@ extern "C" lg_status cuda_attention(lg_context *ctx, const lg_tensor *q, const l
                              sinks ? (const T *)sinks->data : NULL,
                              window_within(window, N),
                              0,
-                             cuda_error_slot(ctx)};
+                             cuda_error_slot(ctx, "attention")};
         return with_options(sinks || a.window < N || softcap != 0, [&](auto options) {
             return forward_of_size<decltype(options)::value != 0>(ctx, a, softcap);
         });

@@ -380,7 +380,7 @@ extern "C" lg_status cuda_attention_decode(lg_context *ctx, const lg_tensor *q,
                             (float)scale,
                             false,
                             heads_aligned(q) && heads_aligned(k_cache) && heads_aligned(v_cache),
-                            cuda_error_slot(ctx),
+                            cuda_error_slot(ctx, "attention_decode"),
                             sinks ? (const T *)sinks->data : NULL,
                             window_within(window, capacity),
                             0};

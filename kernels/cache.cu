@@ -67,8 +67,8 @@ static lg_status dispatch_unit(lg_context *ctx, const char *op, uint64_t bits, F
     return lg_fail(ctx, LG_EUNSUPPORTED, "%s: elements are of one byte, wanted two or more", op);
 }
 
-static cache_args args_of(lg_context *ctx, const lg_tensor *to, const lg_tensor *k_cache,
-                          const lg_tensor *v_cache) {
+static cache_args args_of(lg_context *ctx, const char *op, const lg_tensor *to,
+                          const lg_tensor *k_cache, const lg_tensor *v_cache) {
     cache_args a = {};
     a.k_cache = (char *)k_cache->data, a.v_cache = (char *)v_cache->data;
     a.to = (const int32_t *)to->data;
@@ -76,14 +76,14 @@ static cache_args args_of(lg_context *ctx, const lg_tensor *to, const lg_tensor 
     a.head_units =
         k_cache->shape[2] * lg_dtype_bytes(k_cache->dtype); /* until the unit is known: bytes */
     a.row_bytes = a.heads * a.head_units;
-    a.error = cuda_error_slot(ctx);
+    a.error = cuda_error_slot(ctx, op);
     return a;
 }
 
 extern "C" lg_status cuda_cache_write(lg_context *ctx, const lg_tensor *k, const lg_tensor *v,
                                       const lg_tensor *slot, lg_tensor *k_cache,
                                       lg_tensor *v_cache) {
-    cache_args a = args_of(ctx, slot, k_cache, v_cache);
+    cache_args a = args_of(ctx, "cache_write", slot, k_cache, v_cache);
     int64_t width = lg_dtype_bytes(k->dtype);
     a.k = (const char *)k->data, a.v = (const char *)v->data;
     a.k_token = k->stride[0] * width, a.k_head = k->stride[1] * width;
@@ -103,7 +103,7 @@ extern "C" lg_status cuda_cache_write(lg_context *ctx, const lg_tensor *k, const
 
 extern "C" lg_status cuda_cache_copy(lg_context *ctx, const lg_tensor *from, const lg_tensor *to,
                                      lg_tensor *k_cache, lg_tensor *v_cache) {
-    cache_args a = args_of(ctx, to, k_cache, v_cache);
+    cache_args a = args_of(ctx, "cache_copy", to, k_cache, v_cache);
     a.from = (const int32_t *)from->data;
     if (a.N == 0 || a.row_bytes == 0) return LG_OK;
     uint64_t bits = (uint64_t)(uintptr_t)a.k_cache | (uintptr_t)a.v_cache | (uint64_t)a.head_units;

@@ -21,7 +21,7 @@ typedef __half f16;
 
 /* ---- the host's side ---- */
 
-/* What a kernel found wrong: the first one is kept. */
+/* What a kernel found wrong: an op's first one is kept. */
 typedef struct device_error {
     int32_t code; /* 0: nothing; else an index into the texts of device.cu */
     int32_t pad;
@@ -30,21 +30,20 @@ typedef struct device_error {
 
 enum {
     ERROR_NONE = 0,
-    ERROR_ID,
+    ERROR_IDS,
     ERROR_TARGET,
     ERROR_POSITION,
     ERROR_INDEX,
+    ERROR_PLANE,
     ERROR_SLOT,
-    ERROR_LOGIT,
     ERROR_LENGTH,
     ERROR_SEQUENCE,
-    ERROR_SEGMENT,
-    ERROR_DRAW
+    ERROR_LOGIT
 };
 
 cudaStream_t cuda_stream(lg_context *ctx);
 int cuda_num_sms(lg_context *ctx);
-device_error *cuda_error_slot(lg_context *ctx); /* for kernels */
+device_error *cuda_error_slot(lg_context *ctx, const char *op); /* for kernels; `op` stays */
 
 /* A number that the host needs: a kernel writes it to the slot, `mark` follows the kernel, `wait` waits for that mark alone, so that
  * what was asked of the device in between goes on. */

@@ -109,7 +109,7 @@ extern "C" lg_status cuda_cross_entropy(lg_context *ctx, const lg_tensor *logits
                 <<<(unsigned)N, logits_threads(V), 0, cuda_stream(ctx)>>>(
                     logits_rows_of<T>(logits), V, finish, terms, (const int32_t *)target->data,
                     ignore, (float *)loss->data, (float *)lse->data, (float *)weight->data,
-                    (int32_t *)predicted->data, cuda_error_slot(ctx));
+                    (int32_t *)predicted->data, cuda_error_slot(ctx, "cross_entropy"));
             return cuda_launched(ctx, op);
         });
     });

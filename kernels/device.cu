@@ -19,7 +19,13 @@ cudaStream_t cuda_stream(lg_context *ctx) { return state_of(ctx)->stream; }
 
 int cuda_num_sms(lg_context *ctx) { return state_of(ctx)->num_sms; }
 
-device_error *cuda_error_slot(lg_context *ctx) { return state_of(ctx)->error_on_device; }
+device_error *cuda_error_slot(lg_context *ctx, const char *op) {
+    cuda_state *s = state_of(ctx);
+    int i = 0;
+    while (i < NUM_ERRORS - 1 && s->error_op[i] && strcmp(s->error_op[i], op) != 0) i++;
+    s->error_op[i] = op;
+    return s->error_on_device + i;
+}
 
 /* ---- a number on its way to the host ---- */
 
@@ -65,25 +71,19 @@ lg_status cuda_launched(lg_context *ctx, const char *op) {
 /* What kernels note; the index is the element that was wrong. */
 static lg_status report_noted(lg_context *ctx) {
     cuda_state *s = state_of(ctx);
-    if (!s->error->code) return LG_OK;
-    device_error e = *s->error;
-    memset(s->error, 0, sizeof *s->error);
-    static const char *const what[] = {"",
-                                       "embedding: ids",
-                                       "target",
-                                       "rope: position",
-                                       "rope_planes: plane, or gather: index",
-                                       "cache: slot",
-                                       "sample: row",
-                                       "attention_decode: length",
-                                       "attention: cu_seqlens",
-                                       "segment_sum: cu_seqlens",
-                                       "sample: position"};
+    int i = 0;
+    while (i < NUM_ERRORS && !s->error[i].code) i++;
+    if (i == NUM_ERRORS) return LG_OK;
+    const device_error e = s->error[i];
+    const char *op = s->error_op[i];
+    memset(s->error, 0, NUM_ERRORS * sizeof *s->error);
+    static const char *const what[] = {"",      "ids",  "target", "position",  "index",
+                                       "plane", "slot", "length", "cu_seqlens"};
     if (e.code == ERROR_LOGIT)
-        return lg_fail(ctx, LG_ENUMERIC, "sample: row %lld has NaN, +inf or no finite logit",
+        return lg_fail(ctx, LG_ENUMERIC, "%s: row %lld has NaN, +inf or no finite logit", op,
                        e.index);
-    return lg_fail(ctx, LG_EINVAL, "%s[%lld] is %lld, wanted [%lld, %lld)", what[e.code], e.index,
-                   e.value, e.low, e.limit);
+    return lg_fail(ctx, LG_EINVAL, "%s: %s[%lld] is %lld, wanted [%lld, %lld)", op, what[e.code],
+                   e.index, e.value, e.low, e.limit);
 }
 
 /* ---- what a device does ---- */
@@ -289,9 +289,10 @@ static lg_status fill_state(lg_context *ctx, cuda_state *s, int32_t device) {
     LG_TRY(cuda_check(ctx, "cuda", cudaEventCreate(&s->timer[0])));
     LG_TRY(cuda_check(ctx, "cuda", cudaEventCreate(&s->timer[1])));
     LG_TRY(cuda_check(ctx, "cuda", cudaMallocHost(&s->landing, STAGING_BYTES)));
-    LG_TRY(cuda_check(ctx, "cuda",
-                      cudaHostAlloc((void **)&s->error, sizeof *s->error, cudaHostAllocMapped)));
-    memset(s->error, 0, sizeof *s->error);
+    LG_TRY(cuda_check(
+        ctx, "cuda",
+        cudaHostAlloc((void **)&s->error, NUM_ERRORS * sizeof *s->error, cudaHostAllocMapped)));
+    memset(s->error, 0, NUM_ERRORS * sizeof *s->error);
     LG_TRY(cuda_check(ctx, "cuda",
                       cudaHostGetDevicePointer((void **)&s->error_on_device, s->error, 0)));
     LG_TRY(cuda_check(ctx, "cuda",

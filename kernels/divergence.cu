@@ -28,7 +28,7 @@ static pair_args<T, T, head_plain> pair_args_of(const pair &p) {
     a.target = p.target ? (const int32_t *)p.target->data : NULL;
     a.ignore = p.ignore;
     a.vector = rows_vectorise<T>(p.student) && rows_vectorise<T>(p.teacher);
-    a.error = cuda_error_slot(p.ctx);
+    a.error = cuda_error_slot(p.ctx, p.op);
     return a;
 }
 
@@ -74,8 +74,7 @@ static lg_status pair_launch_forward(const pair &p, const pair_args<T, T, head_p
         return cuda_launched(p.ctx, p.op);
     } else {
         bool done = false;
-        if constexpr (sizeof(T) == 2)
-            LG_TRY((stream_launch_rows<Kind, T>(p.ctx, p.op, &done, a)));
+        if constexpr (sizeof(T) == 2) LG_TRY((stream_launch_rows<Kind, T>(p.ctx, p.op, &done, a)));
         return done ? LG_OK : pair_launch_rows<Kind>(p.ctx, p.op, a.N, a);
     }
 }
@@ -92,9 +91,8 @@ static lg_status pair_forward(const pair &p, lg_tensor *hard, lg_tensor *soft, l
         a.hard = hard ? (float *)hard->data : NULL;
         a.soft = (float *)soft->data;
         a.state = (pair_state *)saved->data;
-        return pair_with_kind(p.divergence, p.beta, [&](auto kind) {
-            return pair_launch_forward<kind.value, T>(p, a);
-        });
+        return pair_with_kind(p.divergence, p.beta,
+                              [&](auto kind) { return pair_launch_forward<kind.value, T>(p, a); });
     });
 }
 

@@ -419,15 +419,16 @@ __host__ __device__ __forceinline__ int64_t pair_bwd_blocks(int64_t columns) {
  * log2(e); `more` and `less` are p's factors where p > q and p < q, or s's and t's in cosine. */
 template <int Kind, class T>
 struct pair_gradient {
-    float scale, scale2, student, teacher, teacher_less, even, more, less, soft, pair, beta, hard, hard2;
+    float scale, scale2, student, teacher, teacher_less, even, more, less, soft, pair, beta, hard,
+        hard2;
     bool cool; /* the hard loss has a temperature of its own */
 
     __device__ __forceinline__ pair_gradient(pair_state st, float scale_, float weight_hard,
                                              float weight_soft, float beta_)
         : scale(scale_), scale2(scale * PAIR_LOG2_E), student(st.student * PAIR_LOG2_E),
-          teacher(st.teacher * PAIR_LOG2_E), teacher_less(st.teacher - st.student), soft(weight_soft * scale), pair(st.pair),
-          beta(beta_), hard(weight_hard), hard2(st.hard * PAIR_LOG2_E),
-          cool(weight_hard != 0 && scale != 1) {
+          teacher(st.teacher * PAIR_LOG2_E), teacher_less(st.teacher - st.student),
+          soft(weight_soft * scale), pair(st.pair), beta(beta_), hard(weight_hard),
+          hard2(st.hard * PAIR_LOG2_E), cool(weight_hard != 0 && scale != 1) {
         even = cool ? 0 : hard, more = less = 0;
         if constexpr (Kind == PAIR_TVD) {
             even -= soft * pair / 2;
@@ -446,7 +447,7 @@ struct pair_gradient {
         const float a = fmaf(x, scale2, -student), b = fmaf(y, scale2, -teacher);
         const float p = pair_exp2(a), more_of_p = fmaf(x - y, scale, teacher_less);
         float g = 0;
-        if constexpr (Kind == PAIR_TVD) 
+        if constexpr (Kind == PAIR_TVD)
             g = p * (more_of_p > 0 ? more : more_of_p < 0 ? less : even);
         if constexpr (Kind == PAIR_FORWARD) g = fmaf(even + soft, p, -(soft * pair_exp2(b)));
         if constexpr (Kind == PAIR_REVERSE)

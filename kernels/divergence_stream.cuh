@@ -370,8 +370,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         kept |= (unsigned)kept_ahead << AHEAD;
         target_ahead = target_of(ahead + step);
         all = exchange(turn, sum, teacher_sum, hard_sum, [&] {
-            if (kept_ahead)
-                fetch(ahead, EARLY ? stage : stage > 0 ? stage - 1 : STREAM_ROWS - 1);
+            if (kept_ahead) fetch(ahead, EARLY ? stage : stage > 0 ? stage - 1 : STREAM_ROWS - 1);
         });
 
         if (finisher) {

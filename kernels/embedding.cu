@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (fine[k])
             x[k] = *(const vec<T, W> *)(w + ((int64_t)id * cols + c) * W);
         else if (c == 0)
-            note_error(error, ERROR_ID, n, id, V);
+            note_error(error, ERROR_IDS, n, id, V);
     }
 #pragma unroll
     for (int k = 0; k < ITEMS; k++)
@@ -61,7 +61,7 @@ static __global__ void embedding_bwd_count(const int32_t *ids, int64_t N, int64_
     if (n >= N) return;
     const int32_t id = ids[n];
     if (id < 0 || id >= V) {
-        note_error(error, ERROR_ID, n, id, V);
+        note_error(error, ERROR_IDS, n, id, V);
         arrival[n] = -1;
         return;
     }
@@ -237,7 +237,7 @@ extern "C" lg_status cuda_embedding(lg_context *ctx, const lg_tensor *w, const l
             embedding_fwd<T, W>
                 <<<blocks_for(total, THREADS * ITEMS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
                     (const T *)w->data, (const int32_t *)ids->data, (T *)y->data, w->shape[0],
-                    total, (unsigned)(y->shape[1] / W), cuda_error_slot(ctx));
+                    total, (unsigned)(y->shape[1] / W), cuda_error_slot(ctx, "embedding"));
             return cuda_launched(ctx, "embedding");
         };
         if (rows_vectorise<T>(w) && rows_vectorise<T>(y)) return launch(width_of<16 / sizeof(T)>());
@@ -259,7 +259,7 @@ static lg_status sort_ids(lg_context *ctx, const int32_t *ids, int64_t N, int64_
             *total = first + V + 1;
     LG_TRY(cuda_check(ctx, "embedding_backward", cudaMemsetAsync(count, 0, V * 4, stream)));
     embedding_bwd_count<<<blocks, THREADS, 0, stream>>>(ids, N, V, padding, count, arrival,
-                                                        cuda_error_slot(ctx));
+                                                        cuda_error_slot(ctx, "embedding_backward"));
     const auto then = [&](auto kernel, unsigned grid, unsigned block, auto... args) {
         return launch_follower(ctx, "embedding_backward", grid, block, kernel, args...);
     };

@@ -474,7 +474,8 @@ static inline lg_status head_find_rows(const lm_head &head, const lg_tensor *tar
     head_index<HEAD_INDEX_THREADS><<<1, HEAD_INDEX_THREADS, 0, cuda_stream(head.ctx)>>>(
         (const int32_t *)target->data, head.N, head.classes, ignore,
         dlogp ? (const float *)dlogp->data : NULL, dentropy ? (const float *)dentropy->data : NULL,
-        head.row, head.from, head.count, cuda_count_slot(head.ctx), cuda_error_slot(head.ctx));
+        head.row, head.from, head.count, cuda_count_slot(head.ctx),
+        cuda_error_slot(head.ctx, head.op));
     LG_TRY(cuda_launched(head.ctx, head.op));
     LG_TRY(cuda_mark_count(head.ctx, head.op));
     return head_move_rows<false>(head, head.x->data, 0, head.chunk);

@@ -114,7 +114,7 @@ static lg_status distill_rows(const distill &o, Finish finish, Finish teacher_fi
     a.entropy = o.entropy ? (float *)o.entropy->data : NULL;
     a.weight_hard = floats(o.weight_hard), a.weight_soft = floats(o.weight_soft);
     a.gradient = o.has_gradient() ? (O *)head.dlogits : NULL;
-    a.error = cuda_error_slot(head.ctx);
+    a.error = cuda_error_slot(head.ctx, head.op);
     return pair_with_kind(o.divergence, o.beta, [&](auto kind) {
         return pair_launch_rows<kind.value>(head.ctx, head.op, n, a);
     });

@@ -92,8 +92,8 @@ __device__ __forceinline__ void logits_reduce_step(head_stats &s, const T *x, in
         s.rise(max);
         if (Argmax)
 #pragma unroll
-        for (int i = ITEMS - 1; i >= 0; i--)
-            if (z[i] == max) s.argmax = (int)(v + (i / W) * stride + i % W);
+            for (int i = ITEMS - 1; i >= 0; i--)
+                if (z[i] == max) s.argmax = (int)(v + (i / W) * stride + i % W);
     }
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {

@@ -39,7 +39,8 @@ static __global__ void __launch_bounds__(LOGITS_THREADS)
         if (t != ignore && t >= 0 && t < V) chosen = to_float(row[t]);
     }
     head_stats s = head_stats::none();
-    if (some) s = logits_reduce<true, false>(row, V, logits.vector, finish, &room, [](int64_t, float) {});
+    if (some)
+        s = logits_reduce<true, false>(row, V, logits.vector, finish, &room, [](int64_t, float) {});
     const float log_sum = logf(s.sum);
     for (int64_t k = threadIdx.x; k < K; k += blockDim.x) {
         const int32_t t = targets.id[k];
@@ -115,7 +116,7 @@ extern "C" lg_status cuda_logprob(lg_context *ctx, const lg_tensor *logits, cons
             logprob_fwd<T><<<(unsigned)N, logits_threads(V), 0, cuda_stream(ctx)>>>(
                 logits_rows_of<T>(logits), V, finish, (const int32_t *)target->data, K, ignore,
                 (float *)logp->data, (float *)entropy->data, (float *)lse->data,
-                cuda_error_slot(ctx));
+                cuda_error_slot(ctx, "logprob"));
             return cuda_launched(ctx, "logprob");
         });
     });

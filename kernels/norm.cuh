@@ -48,8 +48,9 @@ __device__ __forceinline__ float group_sum(float x, float *room, int turn) {
 /* Two sums at one barrier; `room` is [2, 2, warps of the block]. */
 template <int LANES>
 __device__ __forceinline__ float2 group_sums(float x, float y, float *room, int turn) {
-    if (LANES <= 32) return make_float2(warp_reduce<(LANES < 32 ? LANES : 32)>(x, Sum()),
-                                        warp_reduce<(LANES < 32 ? LANES : 32)>(y, Sum()));
+    if (LANES <= 32)
+        return make_float2(warp_reduce<(LANES < 32 ? LANES : 32)>(x, Sum()),
+                           warp_reduce<(LANES < 32 ? LANES : 32)>(y, Sum()));
     constexpr int WARPS = LANES / 32;
     const int group = threadIdx.x / LANES, warp = threadIdx.x / 32;
     float2 *sums = (float2 *)room + (turn & 1) * 32;

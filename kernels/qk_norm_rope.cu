@@ -306,9 +306,9 @@ static __global__ void __launch_bounds__(ANY_WARPS * 32)
 /* ---- launchers ---- */
 
 template <class T>
-static head_args<T> arguments(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
-                              const lg_tensor *cos, const lg_tensor *sin, const lg_tensor *position,
-                              double offset) {
+static head_args<T> arguments(lg_context *ctx, const char *op, const lg_tensor *x,
+                              const lg_tensor *w, const lg_tensor *cos, const lg_tensor *sin,
+                              const lg_tensor *position, double offset) {
     head_args<T> a = {};
     a.x = (const T *)x->data, a.w = (const T *)w->data;
     a.cos = (const float *)cos->data, a.sin = (const float *)sin->data;
@@ -318,7 +318,7 @@ static head_args<T> arguments(lg_context *ctx, const lg_tensor *x, const lg_tens
     a.x_token = x->stride[0], a.x_head = x->stride[1];
     a.vector = rows_vectorise<T>(x) && rows_vectorise<T>(w) && can_vectorise<T>(w->data, a.R) &&
                can_vectorise<float>(cos->data, a.R) && can_vectorise<float>(sin->data, a.R);
-    a.error = cuda_error_slot(ctx);
+    a.error = cuda_error_slot(ctx, op);
     return a;
 }
 
@@ -353,7 +353,7 @@ extern "C" lg_status cuda_qk_norm_rope(lg_context *ctx, const lg_tensor *x, cons
     if (tensor_rows(x) == 0) return LG_OK;
     return dispatch_computed(ctx, "qk_norm_rope", x->dtype, [&](auto t) {
         using T = decltype(t);
-        head_args<T> a = arguments<T>(ctx, x, w, cos, sin, position, offset);
+        head_args<T> a = arguments<T>(ctx, "qk_norm_rope", x, w, cos, sin, position, offset);
         a.y = (T *)y->data, a.rstd = (float *)rstd->data, a.eps = (float)eps;
         a.y_token = y->stride[0], a.y_head = y->stride[1];
         a.vector = a.vector && rows_vectorise<T>(y);
@@ -383,7 +383,7 @@ extern "C" lg_status cuda_qk_norm_rope_backward(lg_context *ctx, const lg_tensor
     if (tensor_rows(x) == 0 || x->shape[2] == 0 || (!dx && !dw)) return LG_OK;
     return dispatch_computed(ctx, op, x->dtype, [&](auto t) {
         using T = decltype(t);
-        head_args<T> a = arguments<T>(ctx, x, w, cos, sin, position, offset);
+        head_args<T> a = arguments<T>(ctx, op, x, w, cos, sin, position, offset);
         const lg_tensor *to = dx ? dx : x;
         a.dy = (const T *)dy->data, a.dx = (T *)(dx ? dx->data : NULL);
         a.rstd = (float *)rstd->data;

@@ -96,7 +96,7 @@ __device__ __forceinline__ int64_t segment_bound(const int32_t *cu, int64_t s, i
                                                  int64_t n, device_error *error) {
     const int64_t at = cu[s];
     if (at >= low && at <= n) return at;
-    note_error(error, ERROR_SEGMENT, s, at, n + 1, low);
+    note_error(error, ERROR_SEQUENCE, s, at, n + 1, low);
     return at < low ? low : n;
 }
 
@@ -242,7 +242,7 @@ extern "C" lg_status cuda_segment_sum(lg_context *ctx, const lg_tensor *x,
         if (y->shape[0] == 0) return LG_OK;
         segment_sum_fwd<<<(unsigned)y->shape[0], THREADS, 0, cuda_stream(ctx)>>>(
             (const T *)x->data, (const int32_t *)cu_seqlens->data, (T *)y->data, x->shape[0],
-            cuda_error_slot(ctx));
+            cuda_error_slot(ctx, "segment_sum"));
         return cuda_launched(ctx, "segment_sum");
     });
 }
@@ -256,7 +256,7 @@ extern "C" lg_status cuda_segment_sum_backward(lg_context *ctx, const lg_tensor 
         if (n == 0) return LG_OK;
         segment_sum_bwd<<<blocks_for(n, THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
             (const T *)dy->data, (const int32_t *)cu_seqlens->data, (T *)dx->data, dy->shape[0], n,
-            cuda_error_slot(ctx));
+            cuda_error_slot(ctx, "segment_sum_backward"));
         return cuda_launched(ctx, "segment_sum_backward");
     });
 }
@@ -269,7 +269,7 @@ extern "C" lg_status cuda_gather(lg_context *ctx, const lg_tensor *x, const lg_t
         if (n == 0) return LG_OK;
         gather_fwd<<<blocks_for(n, THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
             (const T *)x->data, (const int32_t *)index->data, (T *)y->data, x->shape[0], n,
-            cuda_error_slot(ctx));
+            cuda_error_slot(ctx, "gather"));
         return cuda_launched(ctx, "gather");
     });
 }
@@ -294,7 +294,7 @@ extern "C" lg_status cuda_gather_backward(lg_context *ctx, const lg_tensor *dy,
         gather_bwd_partial<<<dim3(blocks_for(size, RANGE, INT32_MAX), chunks), 32, 0,
                              cuda_stream(ctx)>>>((const T *)dy->data, (const int32_t *)index->data,
                                                  (double *)partial, size, n, per_chunk,
-                                                 cuda_error_slot(ctx));
+                                                 cuda_error_slot(ctx, "gather_backward"));
         LG_TRY(cuda_launched(ctx, "gather_backward"));
         if (size == 0) return LG_OK;
         gather_bwd_total<<<blocks_for(size, THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(

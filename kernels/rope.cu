@@ -139,7 +139,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (n >= N) return;
     const int32_t m = plane[i];
     if (m < 0 || m >= M) {
-        if (n == 0) note_error(error, ERROR_INDEX, i, m, M);
+        if (n == 0) note_error(error, ERROR_PLANE, i, m, M);
         return;
     }
     const int32_t p = position[m * N + n];
@@ -169,7 +169,7 @@ static lg_status rotate(lg_context *ctx, const char *op, const lg_tensor *x, con
             s.items = (unsigned)((s.H + HEADS - 1) / HEADS * (dims / W));
             kernel<<<blocks_for(s.N * s.items, THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
                 (const T *)x->data, (const float *)cos->data, (const float *)sin->data, sign,
-                (const int32_t *)position->data, (T *)y->data, s, cuda_error_slot(ctx));
+                (const int32_t *)position->data, (T *)y->data, s, cuda_error_slot(ctx, op));
             return cuda_launched(ctx, op);
         };
         constexpr int W = 16 / sizeof(T);
@@ -204,7 +204,7 @@ extern "C" lg_status cuda_rope_planes(lg_context *ctx, const lg_tensor *table,
             <<<blocks_for(N * R, THREADS, INT32_MAX), THREADS, 0, cuda_stream(ctx)>>>(
                 (const T *)table->data, (const int32_t *)position->data,
                 (const int32_t *)plane->data, N, table->shape[0], position->shape[0], (unsigned)R,
-                (T *)y->data, cuda_error_slot(ctx));
+                (T *)y->data, cuda_error_slot(ctx, "rope_planes"));
         return cuda_launched(ctx, "rope_planes");
     });
 }

@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t b = blockIdx.x;
     const logits<T> row = {z + b * stride, V};
     if (position[b] < 0 && threadIdx.x == 0)
-        note_error(error, ERROR_DRAW, b, position[b], (long long)INT32_MAX + 1);
+        note_error(error, ERROR_POSITION, b, position[b], (long long)INT32_MAX + 1);
     double p = NAN;
     const int drawn = sample_row(row, &shared, k, uniform_of(seed, sequence[b], position[b]), &p);
     if (threadIdx.x != 0) return;
@@ -384,11 +384,12 @@ extern "C" lg_status cuda_sample(lg_context *ctx, const lg_tensor *z, const lg_t
         sample_rows<<<(unsigned)B, THREADS, 0, cuda_stream(ctx)>>>(
             (const T *)z->data, z->stride[0], (int)V, (const int64_t *)sequence->data,
             (const int32_t *)position->data, seed, k, (int32_t *)id->data, (float *)logp->data,
-            cuda_error_slot(ctx));
+            cuda_error_slot(ctx, "sample"));
         LG_TRY(cuda_launched(ctx, "sample"));
         if (z->dtype != LG_F32) return LG_OK;
-        return head_launch_rows(ctx, "sample", head_launch_of(V), B, 0, sample_logp, (const float *)z->data,
-                                z->stride[0], V, can_vectorise<float>(z->data, z->stride[0]),
+        return head_launch_rows(ctx, "sample", head_launch_of(V), B, 0, sample_logp,
+                                (const float *)z->data, z->stride[0], V,
+                                can_vectorise<float>(z->data, z->stride[0]),
                                 (const int32_t *)id->data, (float *)logp->data);
     });
 }

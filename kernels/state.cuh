@@ -7,6 +7,7 @@
 #include "common.cuh"
 #include "gemm.cuh"
 
+enum { NUM_ERRORS = 64 };                   /* ops that may note one */
 enum { NUM_PLANS = 512, PLAN_PROBES = 16 }; /* of gemm.cu's table */
 
 /* The algorithm that a class of products runs. */
@@ -28,8 +29,9 @@ typedef struct cuda_state {
     cudaEvent_t staging_done[NUM_STAGING];
     int next_staging;
     cudaEvent_t timer[2];
-    void *landing; /* pinned, for downloads */
-    device_error *error, *error_on_device;
+    void *landing;                         /* pinned, for downloads */
+    device_error *error, *error_on_device; /* [NUM_ERRORS], one an op */
+    const char *error_op[NUM_ERRORS];
     int64_t *count,
         *count_on_device; /* mapped: a number that the host waits for, see cuda_wait_count */
     cudaEvent_t counted;

@@ -146,6 +146,21 @@ describe("the CUDA backend", function()
       "attention_decode: length[0] is 9, wanted [1, 9)")
   end)
 
+  it("names the op whose target or position it reports", function()
+    local z = helper.normal(1, { 2, 5 })
+    refused("logprob", { logits = z, target = Tensor.from_table({ { 1 }, { 5 } }, "i32"),
+      temperature = 1, ignore = -100 }, "logprob: target[1] is 5, wanted [0, 5)")
+    refused("ce_tvd", { student = z, teacher = z, target = i32(-1, 0), temperature = 1,
+      ignore = -100 }, "ce_tvd: target[0] is -1, wanted [0, 5)")
+    refused("linear_logprob", { x = z, w = helper.normal(2, { 7, 5 }), target = i32(7, 0),
+      temperature = 1, softcap = 0, ignore = -100 },
+      "linear_logprob: target[0] is 7, wanted [0, 7)")
+    local angle = helper.normal(3, { 4, 2 })
+    refused("qk_norm_rope", { x = helper.normal(4, { 2, 1, 4 }), w = helper.normal(5, { 4 }),
+      cos = angle, sin = angle, position = i32(0, 4), eps = 1e-6, offset = 0 },
+      "qk_norm_rope: position[1] is 4, wanted [0, 4)")
+  end)
+
   it("reports sequences that do not rise to the last token at the next wait", function()
     attention(i32(0, 3, 9, 8), true, 0, 0, "attention: cu_seqlens[2] is 9, wanted [3, 9)")
     attention(i32(0, 5, 3, 8), true, 0, 0, "attention: cu_seqlens[2] is 3, wanted [5, 9)")
