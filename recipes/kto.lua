@@ -12,7 +12,7 @@ local config = liger.config({
   max_length = 1024, -- tokens of prompt and answer, number or none; longer ones are cut at the end
   num_train_epochs = false, -- passes over the data; default 3
   max_steps = false, -- steps, whatever the epochs are; default 150 for sums, the epochs' for data
-  batch_size = false, -- answers a step; default 128 for sums, 8 for data
+  batch_size = false, -- answers a step of all processes; default 128 for sums, 8 for data
   micro_tokens = 16384, -- tokens a forward takes in; 0: no limit
   learning_rate = false, -- default 3e-4 for sums, 1e-6 for data
   lr_scheduler_type = "linear", -- constant, linear, cosine or wsd
@@ -73,7 +73,7 @@ local function kl_of(rows)
   for micro in preference.batch(rows, { "mismatched" }):split(config.micro_tokens) do
     sum = sum + liger.scope(log_ratio, micro)
   end
-  return kto.kl(sum:item(), #rows)
+  return kto.kl(liger.ranks.sum(sum:item()), #rows)
 end
 
 -- What the log needs of each micro-batch, and the batch; with gradients where `backward`.

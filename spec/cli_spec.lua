@@ -156,9 +156,10 @@ in every recipe:
   --save_total_limit  0                 newest checkpoints that stay; 0: all
   --resume            none              path or none: %s
   --seed              0                 seed of all random numbers
-  --threads           0                 CPU threads; 0: all cores
+  --threads           0                 CPU threads of a process; 0: all cores
   --dtype             f32               of the weights: f32 or bf16
   --device            auto              auto (a GPU when there is one), cpu or cuda:N
+  --processes         1                 processes of this machine that share each batch, a GPU each
   --quiet             false             no progress
 ]]):format(
           "a run or a checkpoint to go on from; alone: --out. "

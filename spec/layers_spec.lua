@@ -7,7 +7,7 @@ local Tensor = require("liger.tensor")
 local LEVEL = {
   device = 0, ffi = 0, file = 0, schema = 0, sys = 0,
   memory = 1, options = 1, tensor = 1,
-  autograd = 2, gradient = 2, graph = 2, ops = 2,
+  autograd = 2, gradient = 2, graph = 2, ops = 2, ranks = 2,
   arithmetic = 3, create = 3, fn = 3, head = 3, logits = 3,
   model = 4, nn = 4, optim = 4,
   loss = 5, data = 5, rollout = 5, train = 5, cli = 5, liger = 5,

@@ -47,16 +47,17 @@ function M.with(...)
   return y
 end
 
---- Output and exit status of a recipe; an option that is true has no value. No checkpoints, unless
---- save_steps says so.
+--- Output and exit status of a recipe, or of a Lua file by its path; an option that is true has no
+--- value. No checkpoints, unless save_steps says so.
 function M.start(recipe, options)
   local words = {}
   for key, value in pairs(M.with({ save_steps = 0 }, options)) do
     local text = value == true and "" or (" %q"):format(tostring(value))
     words[#words + 1] = "--" .. key:gsub("_", "-") .. text
   end
-  local line = "build/liger run recipes/%s.lua --quiet %s 2>&1; echo $?"
-  local pipe = io.popen(line:format(recipe, table.concat(words, " ")))
+  local path = recipe:find("/") and recipe or ("recipes/%s.lua"):format(recipe)
+  local line = "build/liger run %s --quiet %s 2>&1; echo $?"
+  local pipe = io.popen(line:format(path, table.concat(words, " ")))
   local text = pipe:read("*a")
   pipe:close()
   local output, status = text:match("^(.-)(%d+)\n$")

@@ -236,8 +236,8 @@ lg_sys_folder *lg_sys_folder_open(const char *path);
 const char *lg_sys_folder_next(lg_sys_folder *folder);
 void lg_sys_folder_close(lg_sys_folder *folder);
 
-/* From here on the first SIGINT only sets the flag and a second one ends the process with status 130; `false` gives SIGINT
- * its usual meaning back. Both clear the flag. */
+/* From here on the first SIGINT or SIGUSR1 (mpirun hands this one on) only sets the flag and a second one ends the process
+ * with status 130 or 138; `false` gives them their usual meaning back. Both clear the flag. */
 void lg_sys_catch_interrupt(bool on);
 bool lg_sys_interrupted(void);
 

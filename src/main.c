@@ -1,16 +1,19 @@
 /* The program `liger`: LuaJIT with the project's Lua, cjson and lpeg built in. It finds lua/
  * relative to itself, runs `require("liger.cli").main(arg)`, and turns errors into one line and an
  * exit status: 1 an error, 2 a wrong use. It also provides the module `liger.sys`: line editing,
- * and calls that Ctrl-C stops. */
+ * calls that Ctrl-C stops, and other programs in this one's place. */
 #include <errno.h>
+#include <fcntl.h>
 #include <histedit.h>
 #include <limits.h>
 #include <locale.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <lauxlib.h>
@@ -287,6 +290,61 @@ static int sys_interruptible(lua_State *L) {
     return lua_gettop(L);
 }
 
+/* ---- a program in this one's place ---- */
+
+static volatile sig_atomic_t launched, num_asked; /* its process, and how often it was to end */
+
+/* The first Ctrl-C is passed on as SIGUSR1, which mpirun hands to its processes; the next as SIGTERM, which ends them. */
+static void pass_on(int signal_number) {
+    bool is_first = signal_number == SIGINT && num_asked == 0;
+    num_asked++;
+    if (launched) kill(launched, is_first ? SIGUSR1 : SIGTERM);
+}
+
+/* launch(words) -> the exit status of that program, searched for as a shell does, with no input; or nil and why it cannot
+ * start. It is a process group of its own, so that a terminal's Ctrl-C comes here alone. */
+static int sys_launch(lua_State *L) {
+    luaL_checktype(L, 1, LUA_TTABLE);
+    char *words[256] = {NULL};
+    size_t n = lua_objlen(L, 1);
+    if (n == 0 || n >= sizeof words / sizeof *words) return luaL_error(L, "1 to 255 words");
+    luaL_checkstack(L, (int)n, "a command's words");
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, 1, (int)i + 1);
+        words[i] = (char *)luaL_checkstring(L, -1);
+    }
+    struct sigaction action = {.sa_handler = pass_on, .sa_flags = SA_RESTART}, before[2];
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, &before[0]);
+    sigaction(SIGTERM, &action, &before[1]);
+    posix_spawnattr_t attributes;
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    pid_t pid;
+    int status = 0, error = posix_spawnp(&pid, words[0], &files, &attributes, words, environ);
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attributes);
+    if (!error) {
+        launched = pid;
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+        }
+        launched = 0;
+    }
+    sigaction(SIGINT, &before[0], NULL);
+    sigaction(SIGTERM, &before[1], NULL);
+    if (error) {
+        lua_pushnil(L);
+        lua_pushstring(L, strerror(error));
+        return 2;
+    }
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    lua_pushinteger(L, num_asked > 1 ? 128 + SIGINT : code);
+    return 1;
+}
+
 /* ---- the module ---- */
 
 static const luaL_Reg sys_functions[] = {
@@ -296,6 +354,7 @@ static const luaL_Reg sys_functions[] = {
     {"history_load", sys_history_load},
     {"history_save", sys_history_save},
     {"interruptible", sys_interruptible},
+    {"launch", sys_launch},
     {NULL, NULL},
 };
 
@@ -398,6 +457,7 @@ static bool push_arguments(lua_State *L, int argc, char **argv) {
     for (int i = 0; i < argc; i++) {
         if (i > 0 && strcmp(argv[i], "--traceback") == 0) {
             traceback = true;
+            setenv("LIGER_TRACEBACK", "1", 1); /* for processes started from here */
             continue;
         }
         lua_pushstring(L, argv[i]);

@@ -1,5 +1,5 @@
--- Build step: reads liger.h and ops.h, writes what follows from the op table.
---   luajit src/opgen.lua liger.h ops.h OUT
+-- Build step: reads the headers, writes what follows from the op table.
+--   luajit src/opgen.lua liger.h comm.h ops.h OUT
 -- OUT/backend.h   the backend's table of functions and the prototypes that backends implement
 -- OUT/op/NAME.h   the prototypes of op NAME's kernels and its gradient's
 -- OUT/cuda_table.c the CUDA backend's table
@@ -40,9 +40,9 @@ local function hash(text)
   return (require("bit").tohex(value, 16))
 end
 
-local liger_h, ops_h, out = read(arg[1]), read(arg[2]), arg[3]
+local liger_h, comm_h, ops_h, out = read(arg[1]), read(arg[2]), read(arg[3]), arg[4]
 local ops = schema.parse(ops_h)
-local cdef = schema.cdef(liger_h) .. schema.cdef(ops_h)
+local cdef = schema.cdef(liger_h) .. schema.cdef(comm_h) .. schema.cdef(ops_h)
 local abi_hash = hash(cdef)
 
 local function params(op, with_names)
@@ -188,7 +188,7 @@ write(out .. "/cuda_table.c", table.concat(cuda, "\n"))
 write(
   out .. "/abi.lua",
   (
-    "-- Made by opgen.lua from liger.h and ops.h.\nreturn {\n  hash = 0x%sULL,\n"
+    "-- Made by opgen.lua from the headers.\nreturn {\n  hash = 0x%sULL,\n"
       .. "  cdef = [==[\n%s]==],\n  ops = [==[\n%s]==],\n}\n"
   ):format(
     abi_hash,

@@ -117,6 +117,7 @@ void lg_sys_catch_interrupt(bool on) {
     sigemptyset(&action.sa_mask);
     interrupted = 0;
     sigaction(SIGINT, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
 }
 
 bool lg_sys_interrupted(void) { return interrupted != 0; }

@@ -64,8 +64,10 @@ local function open_wanted(name)
   elseif name == "auto" then
     local ctx, message
     if has_gpu() then
-      ctx, message = open(0)
-      if not ctx then
+      ctx, message = open(device.ordinal())
+      if not ctx and device.local_size > 1 then
+        error(("device: process %d: %s; --device cpu takes none"):format(device.rank, message), 0)
+      elseif not ctx then
         io.stderr:write(("liger: running on the CPU: %s\n"):format(message))
       end
     end
@@ -84,6 +86,11 @@ M.ctx = open_wanted(device.name)
 M.stats = C.lg_context_stats(M.ctx)
 M.device = tonumber(C.lg_context_device(M.ctx))
 M.on_cpu = M.device == C.LG_CPU
+
+local function share_threads()
+  C.lg_context_set_threads(M.ctx, device.share_of(tonumber(C.lg_context_threads(M.ctx))))
+end
+share_threads()
 
 local own_folder = debug.getinfo(1, "S").source:gsub("ffi%.lua$", "")
 
@@ -124,13 +131,16 @@ function M.shortage(message)
   return message
 end
 
---- Sets the number of CPU threads; 0 takes all cores.
+--- Sets the number of CPU threads; 0 takes all cores, shared with the machine's other processes.
 ---@param threads integer
 function M.set_threads(threads)
   if type(threads) ~= "number" or threads % 1 ~= 0 then
     M.raise(("threads: number is %s, wanted an integer"):format(tostring(threads)))
   end
   M.check(C.lg_context_set_threads(M.ctx, threads))
+  if threads == 0 then
+    share_threads()
+  end
 end
 
 return M

@@ -91,6 +91,19 @@ local function overlaps(parts, edge)
   return false
 end
 
+--- The buffer of a leaf's gradient, made where there is none.
+---@param leaf liger.Tensor
+---@return liger.Tensor
+---@return boolean made  and not initialised
+function M.of_leaf(leaf)
+  if leaf.grad then
+    return leaf.grad, false
+  end
+  leaf.grad = Tensor.empty(leaf.shape, grad_dtype(leaf.dtype)):keep()
+  memory.claim(leaf.grad.storage, "gradients")
+  return leaf.grad, true
+end
+
 local target
 
 -- Where a view writes its gradient: a tensor and whether what lies there must be added to.
@@ -123,14 +136,9 @@ end
 -- The buffer of an edge's gradient, writable, and whether it already holds a part of the sum.
 target = function(edge)
   if edge.leaf then
-    local leaf = edge.leaf
-    if leaf.grad then
-      Tensor.to_write(leaf.grad) -- may be the user's own
-      return leaf.grad, true
-    end
-    leaf.grad = Tensor.empty(leaf.shape, grad_dtype(leaf.dtype)):keep()
-    memory.claim(leaf.grad.storage, "gradients")
-    return leaf.grad, false
+    local grad, made = M.of_leaf(edge.leaf)
+    Tensor.to_write(grad) -- may be the user's own
+    return grad, not made
   elseif edge.base then
     return view_target(edge)
   end

@@ -7,6 +7,7 @@ local MODULES = {
   ops = "liger.ops",
   optim = "liger.optim",
   pack = "liger.nn.pack",
+  ranks = "liger.ranks",
   sampler = "liger.data.sampler",
   teacher = "liger.data.teacher",
   tokenizer = "liger.data.tokenizer",

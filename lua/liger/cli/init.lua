@@ -1,5 +1,6 @@
 -- The command line of the program: which command, the options that stand before it, help. Commands
 -- are loaded when called, so that a script starts at once.
+local device = require("liger.device")
 local options = require("liger.train.options")
 
 local M = {}
@@ -17,7 +18,7 @@ usage: liger [COMMAND] [options]
   liger --version
 
 Options for every command, before or after it:
-  --threads N    CPU threads; 0: all cores
+  --threads N    CPU threads of a process; 0: all cores
   --seed N       seed of all random numbers
   --dtype NAME   of a command's or recipe's weights: f32 or bf16
   --device NAME  auto (a GPU when there is one), cpu or cuda:N
@@ -149,15 +150,12 @@ local function choose_device(arg)
     local name = word == "--device" and arg[i + 1] or word:match("^%-%-device=(.*)$")
     if name then
       options.check_device(name)
-      require("liger.device").name = name
+      device.name = name
     end
   end
 end
 
---- Runs the program.
----@param arg string[]
----@return integer status
-function M.main(arg)
+local function main(arg)
   choose_device(arg)
   local taken, args = take_globals(arg)
   local word = args[1]
@@ -184,6 +182,29 @@ function M.main(arg)
   end
   local near = options.nearest(word, names)
   options.usage_error(("no command %s, did you mean %s?"):format(word, near))
+end
+
+--- Runs the program. Of several processes one that fails ends the others, and all but the first say
+--- which they are.
+---@param arg string[]
+---@return integer status
+function M.main(arg)
+  if device.size == 1 then
+    return main(arg)
+  end
+  local ok, result = pcall(main, arg)
+  if ok then
+    return result
+  end
+  local problem = type(result) == "table" and result or { message = tostring(result) }
+  local loaded, ranks = pcall(require, "liger.ranks")
+  if loaded then
+    ranks.fail(problem.code or 1)
+  end
+  if device.rank > 0 then
+    problem.message = ("process %d: %s"):format(device.rank, problem.message)
+  end
+  error(problem, 0)
 end
 
 return M

@@ -1,5 +1,6 @@
 -- liger run: finds a recipe, gives it its command line, and sees that its runs are finished however
 -- it ends.
+local device = require("liger.device")
 local options = require("liger.train.options")
 
 local M = {}
@@ -11,6 +12,7 @@ Runs a recipe or any Lua file. FILE is a path, or the name of a recipe that come
 `liger run FILE --help` shows a recipe's own options.
 
   liger run recipes/sft.lua --model SmolLM2-135M --data chats.jsonl --learning-rate 1e-5
+  liger run recipes/sft.lua --processes 2
   liger run grpo --help
 ]]
 
@@ -86,6 +88,33 @@ function M.call(chunk, env, ...)
   return finish_runs() and 130 or 0
 end
 
+-- With --processes N, unless something started this as one of several already: lets mpirun start it
+-- N times, and gives its exit status.
+local function launch(words)
+  local count
+  for i, word in ipairs(words) do
+    if word == "--help" or word == "-h" then
+      return
+    end
+    count = word == "--processes" and words[i + 1] or word:match("^%-%-processes=(.*)$") or count
+  end
+  count = tonumber(count)
+  if not count or count < 2 or count % 1 ~= 0 or device.size > 1 then
+    return -- config.new says what is wrong
+  end
+  -- The processes share the cores by themselves (device.lua), and may be more than the cores.
+  local command = {
+    "mpirun", "--quiet", "--bind-to", "none", "--oversubscribe", "-n", ("%d"):format(count),
+    _G.arg[0], unpack(_G.arg),
+  }
+  local status, message = require("liger.sys").launch(command)
+  if not status then
+    message = ("--processes: mpirun: %s; Debian has it in openmpi-bin"):format(message)
+    error({ message = message }, 0)
+  end
+  return status
+end
+
 ---@param args string[]    what follows `run`
 ---@param globals string[]  options that stood before it
 function M.main(args, globals)
@@ -112,6 +141,10 @@ function M.main(args, globals)
   end
   for i = 2, #args do
     rest[#rest + 1] = args[i]
+  end
+  local status = launch(rest)
+  if status then
+    return status
   end
   require("liger.train.config").set_command({
     recipe = path,

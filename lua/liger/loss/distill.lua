@@ -13,6 +13,7 @@ local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
 local options_of = require("liger.options")
+local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -98,18 +99,18 @@ function M.sums(batch, rows)
   return autograd.no_grad(sums, batch, rows)
 end
 
---- Sums over the targets of all micro-batches. Waits for the device once.
+--- Sums over the targets of all micro-batches of all processes. Waits for the device once.
 ---@param parts liger.Tensor[]  of sums()
 ---@return { hard: number, soft: number, entropy: number, tokens: integer }
 function M.total(parts)
-  local data, total = Tensor.read_all(parts), {}
+  local data, total = #parts > 0 and Tensor.read_all(parts), {}
   for i, name in ipairs(NAMES) do
     total[name] = 0
     for p = 0, #parts - 1 do
       total[name] = total[name] + data[p * #NAMES + i - 1]
     end
   end
-  return total
+  return ranks.sum(total)
 end
 
 --- Metrics from the total of all micro-batches; 0 where there was no target. hard_loss is the cross

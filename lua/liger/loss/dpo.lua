@@ -21,6 +21,7 @@ local lib = require("liger.ffi")
 local ops = require("liger.ops")
 local options_of = require("liger.options")
 local pack = require("liger.nn.pack")
+local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -244,6 +245,11 @@ function M.options(options)
   for _, loss in ipairs(losses) do
     local name, e = loss.name, o.label_smoothing
     o.is_sorted = o.is_sorted or SORTED[name]
+    if o.is_sorted and ranks.size > 1 then
+      lib.raise(
+        ("dpo: %s sorts the whole batch, wanted 1 process, got %d"):format(name, ranks.size)
+      )
+    end
     if name == "exo_pair" and e == 0 or name == "robust" and e == 0.5 then
       lib.raise(
         ("dpo: label_smoothing is %g, wanted a number %s with loss_type %s"):format(

@@ -2,6 +2,7 @@
 -- the weights of tokens, the sampler's ratios, the threshold of entropies. Plain numbers, known
 -- before the forward, all but the last.
 local autograd = require("liger.autograd")
+local ranks = require("liger.ranks")
 
 local M = {}
 
@@ -136,7 +137,7 @@ function M.whole(batch, o, max_tokens, logprob)
   for micro in batch:split(max_tokens, true) do
     micros[#micros + 1] = micro
   end
-  if #micros < 2 then
+  if ranks.size == 1 and #micros < 2 then
     return {} -- the forward of the loss tells
   end
   local values = {}
@@ -144,7 +145,7 @@ function M.whole(batch, o, max_tokens, logprob)
     local _, entropy = autograd.no_grad(logprob, micro)
     M.add_entropies(values, micro, entropy)
   end
-  local threshold, active = M.entropy_threshold(values, o.top_entropy_quantile)
+  local threshold, active = M.entropy_threshold(ranks.join(values), o.top_entropy_quantile)
   return { active = active, threshold = threshold }
 end
 

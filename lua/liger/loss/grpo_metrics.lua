@@ -3,6 +3,7 @@
 local fn = require("liger.fn")
 local lib = require("liger.ffi")
 local ops = require("liger.ops")
+local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -63,15 +64,25 @@ local function add_sequence(total, x, n, is_sequence)
   total.high_max = math.max(total.high_max, (x.high or 0) / n)
 end
 
+-- The totals of all processes.
+local function join(total)
+  local y = ranks.sum(total)
+  for r, part in ipairs(ranks.gather({ low = total.low_min, high = total.high_max })) do
+    y.low_min = r == 1 and part.low or math.min(y.low_min, part.low)
+    y.high_max = r == 1 and part.high or math.max(y.high_max, part.high)
+  end
+  return y
+end
+
 --- TRL's metrics from what loss() gave for each micro-batch. Waits for the device once. Clipping is
 --- counted where it binds: low where r < 1 - epsilon and A < 0, high where r > 1 + epsilon_high
 --- and A > 0; low_min and high_max are over sequences.
----@param parts table[]  of one batch; none: no token had a gradient
+---@param parts table[]  of one batch, this process's; none: no token had a gradient
 ---@param o table        of options()
 ---@return table<string, number>  loss alone where no token counts
 function M.metrics(parts, o)
-  local total = { tokens = 0, sequences = 0, low_min = math.huge, high_max = 0 }
-  local sums, all, at, loss = {}, 0, 0, 0
+  local total = { all = 0, loss = 0, tokens = 0, sequences = 0, low_min = math.huge, high_max = 0 }
+  local sums, at = {}, 0
   for i, part in ipairs(parts) do
     sums[i] = part.sums
   end
@@ -84,20 +95,21 @@ function M.metrics(parts, o)
       for i, name in ipairs(part.rows) do
         x[name] = tonumber(data[at + (i - 1) * S + s - 1])
       end
-      all = all + 1
+      total.all = total.all + 1
       check_own(x, s, part, o)
-      loss = loss + x.policy - part.bonus * (x.active or x.entropy)
+      total.loss = total.loss + x.policy - part.bonus * (x.active or x.entropy)
       if n > 0 then
         add_sequence(total, x, n, is_sequence)
       end
     end
     at = at + #part.rows * S
   end
-  local m, tokens = { loss = loss }, total.tokens
+  total = join(total)
+  local m, tokens = { loss = total.loss }, total.tokens
   if tokens == 0 then
     return m
   end
-  local clips = is_sequence and all or tokens
+  local clips = is_sequence and total.all or tokens
   m.entropy, m.kl = total.entropy / tokens, total.kl and total.kl / tokens
   if o.entropy_coef > 0 then
     m.policy_loss, m.entropy_coef = total.policy, o.entropy_coef

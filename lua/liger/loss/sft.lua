@@ -4,6 +4,7 @@
 local autograd = require("liger.autograd")
 local fn = require("liger.fn")
 local ops = require("liger.ops")
+local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -32,19 +33,19 @@ function M.sums(batch, rows)
   return autograd.no_grad(sums, batch, rows)
 end
 
---- Sums over the targets of all micro-batches, to be divided by `tokens`, their number. Waits for
---- the device once.
+--- Sums over the targets of all micro-batches of all processes, to be divided by `tokens`, their
+--- number. Waits for the device once.
 ---@param parts liger.Tensor[]  of sums()
 ---@return { loss: number, entropy: number, correct: integer, tokens: integer }
 function M.total(parts)
-  local data, total = Tensor.read_all(parts), {}
+  local data, total = #parts > 0 and Tensor.read_all(parts), {}
   for i, name in ipairs(NAMES) do
     total[name] = 0
     for p = 0, #parts - 1 do
       total[name] = total[name] + data[p * #NAMES + i - 1]
     end
   end
-  return total
+  return ranks.sum(total)
 end
 
 return M

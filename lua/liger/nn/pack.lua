@@ -1,6 +1,7 @@
 -- Packing: sequences of different lengths laid end to end, with the positions, boundaries and
 -- targets that the model needs.
 local lib = require("liger.ffi")
+local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -93,14 +94,15 @@ function M.completions(samples)
   return p
 end
 
---- Cuts a list of samples into runs of at most max_tokens tokens (one sample at least), in order.
+--- Cuts a batch into runs of at most max_tokens tokens (one sample at least), in order. Of several
+--- processes each cuts its own share, which may be empty.
 ---@param samples { ids: integer[], completion: integer[] }[]
 ---@param max_tokens integer  0: no limit
 ---@param count? fun(sample: table): integer  its tokens, where it has another form
 ---@return table[][]
 function M.split(samples, max_tokens, count)
   local parts, part, tokens = {}, {}, 0
-  for _, s in ipairs(samples) do
+  for _, s in ipairs((ranks.share(samples))) do
     local n = count and count(s) or #s.ids + #s.completion
     if max_tokens > 0 and #part > 0 and tokens + n > max_tokens then
       parts[#parts + 1] = part

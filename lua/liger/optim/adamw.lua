@@ -3,15 +3,19 @@
 -- move as those would, bit for bit (16 bytes a weight with its fp32 gradient). States in bf16:
 -- weights and moments are rounded stochastically (10 bytes).
 local clip = require("liger.optim.clip")
+local gradient = require("liger.gradient")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
 local ops = require("liger.ops")
+local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
 
 local AdamW = {}
 AdamW.__index = AdamW
 
 local M = {}
+
+local CHECK_STEPS = 100 -- between two looks at whether all processes have the same weights
 
 -- Streams of random numbers lie above those of the data: one a step and tensor.
 local STREAM, TENSORS = 2 ^ 52, 2 ^ 20
@@ -81,6 +85,7 @@ function M.new(parameters, options)
       low = t.dtype == "bf16" and not self.stochastic and zeros(t.shape, "bf16") or nil,
     }
   end
+  ranks.check_same(self.states)
   return self
 end
 
@@ -126,14 +131,37 @@ function AdamW:_update(i, factor, lr)
   end
 end
 
---- One update from the gradients, which are zeroed after it. A norm that is not finite changes
---- nothing; the first tensor whose gradient is to blame has `grad_failed`.
+-- Adds the gradients of all processes up; one that a process lacks, whose share of the batch was
+-- empty, is 0 there.
+function AdamW:_add_up()
+  ranks.check_shared()
+  local here = {}
+  for i, s in ipairs(self.states) do
+    here[i] = s.tensor.grad and 1 or 0
+  end
+  local lists = { f32 = {}, f64 = {} }
+  for i, n in ipairs(ranks.sum(here)) do
+    if n > 0 then
+      local grad, made = gradient.of_leaf(self.states[i].tensor)
+      table.insert(lists[grad.dtype], made and grad:fill_(0) or grad)
+    end
+  end
+  ranks.sum_all(lists.f32)
+  ranks.sum_all(lists.f64)
+end
+
+--- One update from the gradients, which are added up over the processes before it and zeroed after
+--- it. A norm that is not finite changes nothing; the first tensor whose gradient is to blame has
+--- `grad_failed`.
 ---@param lr? number  rate of this step
 ---@return number grad_norm  before clipping
 ---@return boolean updated    false: the norm was not finite and the step was skipped
 function AdamW:step(lr)
   lr = lr or self.lr
   local gradients, tensors = {}, {}
+  if ranks.size > 1 then
+    self:_add_up()
+  end
   for _, s in ipairs(self.states) do
     s.tensor.grad_failed = nil
     if s.tensor.grad then
@@ -157,6 +185,9 @@ function AdamW:step(lr)
     if grad then
       grad:fill_(0)
     end
+  end
+  if self.steps % CHECK_STEPS == 0 then
+    ranks.check_same(self.states)
   end
   return norm, finite
 end

@@ -1,7 +1,9 @@
 -- A batch of completions on its way from the sampler to the loss: rewards, advantages, and packed
--- micro-batches of what has a gradient.
+-- micro-batches of what has a gradient. Of several processes each samples, scores and packs its
+-- share, and knows all samples.
 local lib = require("liger.ffi")
 local pack = require("liger.nn.pack")
+local ranks = require("liger.ranks")
 local rollout = require("liger.rollout")
 local score = require("liger.rollout.score")
 local Tensor = require("liger.tensor")
@@ -27,6 +29,19 @@ local M = {}
 ---@field ref_logp? number[]
 ---@field masked? boolean       takes no part in the loss
 
+-- What the processes generated for their shares of the prompts, all of it, in order.
+local function generate_shares(model, prompts, options)
+  local own, before = ranks.share(prompts)
+  local group, first = options.group or 1, options.first_sequence or 0
+  options.first_sequence = first + before * group
+  local results = rollout.generate(model, own, options)
+  options.first_sequence = first
+  for _, result in ipairs(results) do
+    result.prompt = result.prompt + before
+  end
+  return ranks.join(results)
+end
+
 --- Completions of each row's prompt.
 ---@param model liger.Decoder
 ---@param tokenizer liger.Tokenizer
@@ -39,7 +54,7 @@ function M.generate(model, tokenizer, rows, options)
     prompts[i] = row.ids
   end
   local self = setmetatable({ samples = {}, group = options.group or 1, num_tokens = 0 }, Batch)
-  local results = rollout.generate(model, prompts, options)
+  local results = generate_shares(model, prompts, options)
   -- Completions that an interrupt cut are no samples of the model.
   self.interrupted = options.interrupted and options.interrupted() or false
   for i, result in ipairs(results) do
@@ -80,16 +95,25 @@ end
 function Batch:score(rewards)
   local functions = type(rewards) == "table" and rewards.functions or { rewards }
   local weights = type(rewards) == "table" and rewards.weights
-  local sum, count = 0, 0
-  for i, s in ipairs(self.samples) do
-    s.rewards, s.reward = {}, nil
+  local sum, count, scored = 0, 0, {}
+  local own, before = ranks.share(self.samples)
+  for i, s in ipairs(own) do
+    scored[i] = {}
     for f, reward in ipairs(functions) do
       local value = reward(s.text, s.row, s)
       if value ~= nil then
-        check_reward(value, s, i)
+        check_reward(value, s, before + i)
+      end
+      scored[i][f] = value or 0 / 0
+    end
+  end
+  for i, values in ipairs(ranks.join(scored)) do
+    local s = self.samples[i]
+    s.rewards, s.reward = values, nil
+    for f, value in ipairs(values) do
+      if value == value then
         s.reward = (s.reward or 0) + (weights and weights[f] or 1) * value
       end
-      s.rewards[f] = value or 0 / 0
     end
     if s.reward then
       sum, count = sum + s.reward, count + 1
@@ -125,8 +149,9 @@ end
 
 -- Gives each sample a list of its completion's log-probabilities under a model.
 local function set_logp(self, name, model, options)
-  local sequences = {}
-  for i, s in ipairs(self.samples) do
+  local sequences, lists = {}, {}
+  local own = ranks.share(self.samples)
+  for i, s in ipairs(own) do
     local ids = {}
     for _, list in ipairs({ s.ids, s.completion }) do
       for _, id in ipairs(list) do
@@ -136,11 +161,14 @@ local function set_logp(self, name, model, options)
     sequences[i] = ids
   end
   for i, scored in ipairs(score.sequences(model, sequences, options)) do
-    local s, list = self.samples[i], {}
+    local s, list = own[i], {}
     for j = 1, #s.completion do
       list[j] = scored.logp[#s.ids - 1 + j]
     end
-    s[name] = list
+    lists[i] = list
+  end
+  for i, list in ipairs(ranks.join(lists)) do
+    self.samples[i][name] = list
   end
 end
 

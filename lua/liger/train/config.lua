@@ -1,5 +1,6 @@
 -- A recipe's options: its table of defaults, the command line over it, and the help made from the
 -- recipe's own comments.
+local device = require("liger.device")
 local options = require("liger.train.options")
 
 local M = {}
@@ -71,6 +72,10 @@ local function common_keys(out)
     options.common.threads,
     options.common.dtype,
     options.common.device,
+    {
+      name = "processes", default = device.size, show = "1", allow = { min = 1, whole = true },
+      comment = "processes of this machine that share each batch, a GPU each",
+    },
     { name = "quiet", default = false, comment = "no progress" },
   }
 end
@@ -263,8 +268,8 @@ end
 
 local function resume_from(values, given)
   if values.resume ~= false then
-    local device = require("liger.ffi").on_cpu and "cpu" or "cuda"
-    return require("liger.train.resume").open(values, given, M.recipe_name(), device)
+    local kind = require("liger.ffi").on_cpu and "cpu" or "cuda"
+    return require("liger.train.resume").open(values, given, M.recipe_name(), kind)
   end
 end
 
@@ -289,8 +294,9 @@ local function all_keys(defaults, constraints, lines)
 end
 
 --- A recipe's options: the defaults with the command line applied. Every recipe also has `out`,
---- `save_steps`, `save_total_limit`, `resume`, `seed`, `threads`, `dtype`, `device` and `quiet`; a
---- recipe's own key of that name sets the default. Seeds the random numbers and sets the threads.
+--- `save_steps`, `save_total_limit`, `resume`, `seed`, `threads`, `dtype`, `device`, `processes`
+--- and `quiet`; a recipe's own key of that name sets the default. Seeds the random numbers and sets
+--- the threads.
 ---@param defaults table<string, number|string|boolean>
 ---@param constraints? table<string, table>  { lr = { above = 0, also = "learning_rate" },
 ---   loss = { "grpo", "dapo" }, delta = { with = { "loss", "grpo" } } }, see liger.options
@@ -312,6 +318,12 @@ function M.new(defaults, constraints)
     error({ code = 0 }, 0)
   end
   options.check_device(values.device)
+  if values.processes ~= device.size then
+    options.usage_error(
+      ("--processes: got %d, wanted %d as were started"):format(values.processes, device.size)
+    )
+  end
+  given.processes = true -- by what started them
   resumed_from[values] = resume_from(values, given)
   apply(values)
   parsed_of[values] = M.merge(values)

@@ -9,6 +9,7 @@ local files = require("liger.file")
 local fn = require("liger.fn")
 local json = require("liger.data.json")
 local lib = require("liger.ffi")
+local ranks = require("liger.ranks")
 local resume = require("liger.train.resume")
 
 local Keep = {}
@@ -171,11 +172,12 @@ function Keep:_state()
   }
 end
 
---- Writes the checkpoint of the step that was noted, unless it is there.
+--- Writes the checkpoint of the step that was noted, unless it is there. Of several processes,
+--- which keep the same, the first does.
 ---@return string folder
 function Keep:save()
   local run = self.run
-  if self.saved == self.step then
+  if self.saved == self.step or not ranks.is_main then
     return run.folder .. "/checkpoint-" .. self.step
   end
   sync(run)

@@ -1,6 +1,7 @@
 -- Reads a command line against a list of keys: types, ranges, the nearest name of a wrong one, and
 -- the help's columns. Knows nothing of recipes; config.lua and the commands say which keys there
 -- are.
+local device = require("liger.device")
 local limits = require("liger.options")
 
 local M = {}
@@ -26,7 +27,7 @@ M.common = {
   threads = {
     name = "threads",
     default = 0,
-    comment = "CPU threads; 0: all cores",
+    comment = "CPU threads of a process; 0: all cores",
     allow = { min = 0, max = 4096, whole = true },
   },
   dtype = {
@@ -286,6 +287,9 @@ function M.parse(keys, args, max_words)
         values[key.name] = false
       else
         values[key.name], i = value_of(key, text, args, i, max_words == 0)
+        if plain(name):find("^per_device_") then
+          values[key.name] = values[key.name] * device.size -- the key counts all processes
+        end
       end
     end
   end

@@ -8,6 +8,7 @@ local metrics = require("liger.train.preference_metrics")
 local ops = require("liger.ops")
 local pack = require("liger.nn.pack")
 local ranges = require("liger.train.ranges")
+local ranks = require("liger.ranks")
 local reward = require("liger.rollout.reward")
 local rollouts_module = require("liger.train.rollouts")
 local Tensor = require("liger.tensor")
@@ -163,6 +164,13 @@ function M.precompute(run, model, rows, columns, logps)
           at = at + 1
         end
       end
+    end
+    local values = {}
+    for i, row in ipairs((ranks.share(part))) do
+      values[i] = row.ref_logps
+    end
+    for i, of_row in ipairs(ranks.join(values)) do
+      part[i].ref_logps = of_row
     end
   end
 end

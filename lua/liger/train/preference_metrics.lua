@@ -2,6 +2,7 @@
 local autograd = require("liger.autograd")
 local fn = require("liger.fn")
 local ops = require("liger.ops")
+local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -178,7 +179,7 @@ function M.total(parts, total)
     end
   end
   total = total or {}
-  local data = Tensor.read_all(tensors)
+  local data = #tensors > 0 and Tensor.read_all(tensors)
   for _, part in ipairs(parts) do
     at = add_part(total, part, data, at)
   end
@@ -192,10 +193,11 @@ end
 --- TRL's metrics of a batch; those of nothing are left out. logits/chosen and logits/rejected are
 --- means over the answers' tokens and the vocabulary, mean_token_accuracy is that of the chosen
 --- answers.
----@param total table  of total()
+---@param total table  of total(), this process's
 ---@return table<string, number>
 function M.metrics(total)
   local metrics = {}
+  total = ranks.sum(total)
   for name, sum in pairs(total.means) do
     metrics[name] = sum / total.rows
   end

@@ -5,6 +5,7 @@ local config_module = require("liger.train.config")
 local lib = require("liger.ffi")
 local optim = require("liger.optim")
 local pack = require("liger.nn.pack")
+local ranks = require("liger.ranks")
 local sampler = require("liger.data.sampler")
 
 local Rollouts = {}
@@ -82,12 +83,16 @@ function Rollouts:warm_up(learning_rate, accuracy)
   local rows = sampler.new(self.task.train, seed)
   local tests = sampler.new(self.task.train, seed + 1)
   for step in run:steps(WARM_UP_STEPS, { label = "warm-up" }) do
-    local batch = pack.completions(rows:next(WARM_UP_ROWS))
-    local loss = model:cross_entropy(batch, 1 / batch.num_completion)
+    local batch = pack.completions((ranks.share(rows:next(WARM_UP_ROWS))))
+    local whole = ranks.sum({ answers = batch.num_completion, tokens = batch.num_tokens })
+    local loss = model:cross_entropy(batch, 1 / whole.answers)
     loss:backward()
     local grad_norm = optimizer:step(learning_rate * math.min(1, step / 20))
     local reached = step % 10 == 0 and select(2, self:complete(tests:next(256))) or nil
-    run:log({ loss = loss, grad_norm = grad_norm, accuracy = reached, tokens = batch.num_tokens })
+    run:log({
+      loss = ranks.sum(loss:item()), grad_norm = grad_norm, accuracy = reached,
+      tokens = whole.tokens,
+    })
     if reached and reached >= accuracy then
       run:stop()
     end

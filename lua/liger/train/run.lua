@@ -2,6 +2,8 @@
 -- a NaN. A recipe drives it:
 --
 --   for step in run:steps(n) do ... run:log { loss = loss } end
+--
+-- Of several processes the first writes the files and prints.
 local ffi = require("ffi")
 local blame = require("liger.train.blame")
 local config_module = require("liger.train.config")
@@ -11,6 +13,7 @@ local lib = require("liger.ffi")
 local memory = require("liger.memory")
 local options = require("liger.train.options")
 local progress = require("liger.train.progress")
+local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
 
 local C = lib.C
@@ -80,6 +83,9 @@ local function append(run, name, values)
     return -- the line is there
   end
   local file = run.files[name]
+  if not ranks.is_main then
+    return
+  end
   local ok, message = file:write(json.encode(values, METRIC_DIGITS), "\n")
   if ok then
     ok, message = file:flush()
@@ -111,9 +117,10 @@ local function write_config(run)
 end
 
 local function new_progress(config)
-  local is_terminal = C.lg_sys_isatty(1)
+  -- mpirun gives processes a terminal of its own, wherever its output goes.
+  local is_terminal = ranks.size == 1 and C.lg_sys_isatty(1)
   return progress.new({
-    quiet = config.quiet,
+    quiet = config.quiet or not ranks.is_main,
     clock = function()
       return C.lg_sys_time()
     end,
@@ -127,14 +134,27 @@ local function new_progress(config)
   })
 end
 
--- True once there was a Ctrl-C, which is answered when it is first seen.
+-- Whether there was a Ctrl-C. Several processes must answer alike wherever they ask: as they agreed
+-- at the last end of a step or part.
+local function is_interrupted(run)
+  if ranks.size == 1 then
+    return C.lg_sys_interrupted()
+  end
+  return run.agreed or false
+end
+
+local function agree(run)
+  run.agreed = ranks.any(C.lg_sys_interrupted())
+end
+
+-- is_interrupted, which is answered when it is first seen.
 local function notice(run)
-  local is_interrupted = C.lg_sys_interrupted()
-  if is_interrupted and not run.noticed then
+  local interrupted = is_interrupted(run)
+  if interrupted and not run.noticed then
     run.noticed = true
     run:print("interrupted: ends after this step; again to stop at once")
   end
-  return is_interrupted
+  return interrupted
 end
 
 -- The folder for the trained model is tried before there is anything to lose.
@@ -165,6 +185,17 @@ local function tell_resumed(run, from)
   end
 end
 
+local function open_files(run, from)
+  write_config(run)
+  for _, name in ipairs({ "metrics.jsonl", "samples.jsonl" }) do
+    if from and not from.folder then
+      local path = run.folder .. "/" .. name
+      os.rename(path, path .. ".old")
+    end
+    run.files[name] = run.open_append(name)
+  end
+end
+
 --- Opens a run: makes its folder with config.json, metrics.jsonl and samples.jsonl, and that of
 --- config.save where there is one. From here on Ctrl-C ends the loop after its step; a second one
 --- ends the program.
@@ -174,12 +205,15 @@ function M.new(config)
   if type(config) ~= "table" or type(config.out) ~= "string" then
     error("run: config is no table of liger.config", 2)
   end
-  probe_save(config)
+  if ranks.is_main then
+    probe_save(config)
+  end
   local from = config_module.resumed(config)
   local in_program, sys = pcall(require, "liger.sys")
+  ranks.barrier() -- all have seen the folder as it was
   local run = setmetatable({
     config = config,
-    folder = make_folder(config, from),
+    folder = ranks.broadcast(ranks.is_main and make_folder(config, from)),
     version = in_program and sys.version or "unknown",
     -- The checkpoint to go on from, until keep() has put it back: what comes before is done again,
     -- and not logged again.
@@ -194,16 +228,11 @@ function M.new(config)
     started_at = C.lg_sys_time(),
     progress = new_progress(config),
   }, Run)
-  write_config(run)
   run.open_append = function(name)
     return open_append(run.folder .. "/" .. name)
   end
-  for _, name in ipairs({ "metrics.jsonl", "samples.jsonl" }) do
-    if from and not from.folder then
-      local path = run.folder .. "/" .. name
-      os.rename(path, path .. ".old")
-    end
-    run.files[name] = run.open_append(name)
+  if ranks.is_main then
+    open_files(run, from)
   end
   tell_resumed(run, from)
   -- True once there was a Ctrl-C: what takes long may ask, and end early.
@@ -222,7 +251,7 @@ end
 function Run:_leave_loop()
   local kept = self.running
   self.running = nil
-  if kept and kept.step > 0 and C.lg_sys_interrupted() then
+  if kept and kept.step > 0 and is_interrupted(self) then
     if kept:is_unchanged() then
       self:_save_checkpoint(kept)
     else
@@ -233,7 +262,7 @@ end
 
 function Run:_save_checkpoint(kept)
   local folder = kept:save()
-  if C.lg_sys_interrupted() then
+  if is_interrupted(self) then
     self:print(("saved %s; --resume %s goes on"):format(folder, self.folder))
   end
 end
@@ -321,7 +350,8 @@ function Run:steps(n, settings)
   self.num_tokens = kept and kept.num_tokens or 0
   return function()
     self:_close_scope()
-    if C.lg_sys_interrupted() and not self.interrupted then
+    agree(self)
+    if is_interrupted(self) and not self.interrupted then
       self.interrupted, self.noticed = true, true
       self.progress:close()
       self:print(("interrupted after step %d"):format(step))
@@ -366,6 +396,7 @@ function Run:parts(rows, size, name)
     if self.step > 0 then
       self:_show({}, C.lg_sys_time())
     end
+    agree(self)
     if self.step == self.total or self.should_stop() then
       self.progress:close()
       return nil
@@ -481,7 +512,9 @@ end
 
 --- Prints a line without breaking the live one.
 function Run:print(text)
-  self.progress:print(tostring(text))
+  if ranks.is_main then
+    self.progress:print(tostring(text))
+  end
 end
 
 -- ---- the end ----
@@ -503,7 +536,7 @@ function Run:save(model, tokenizer)
   if self.resuming then
     return -- Ctrl-C came before the checkpoint was put back
   end
-  if (self.config.save or "") ~= "" then
+  if (self.config.save or "") ~= "" and ranks.is_main then
     require("liger.model").save(model, self.config.save, tokenizer)
   end
 end
@@ -514,7 +547,7 @@ function Run:finish()
     return
   end
   self.finished = true
-  self.interrupted = self.interrupted or C.lg_sys_interrupted()
+  self.interrupted = self.interrupted or is_interrupted(self)
   self:_leave_loop()
   self:_close_scope()
   self.progress:close()
