@@ -191,8 +191,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ float4 memory[]; /* pieces of [STREAM_ROWS][student, teacher][units] */
     __shared__ stream_slot slots[2][STREAM_MOST_BLOCKS];
     __shared__ uint64_t arrived[STREAM_ROWS], heard[2]; /* rows; the slots of a turn */
-    __shared__ float sums[4][WARPS], hards[WARPS];      /* of the block's warps */
-    __shared__ uint32_t maxima[WARPS];
+    /* Of the block's warps, for turns of either parity: one's are read while the next's come. */
+    __shared__ float sums[2][4][WARPS], hards[2][WARPS];
+    __shared__ uint32_t maxima[2][WARPS];
     const auto cluster = cooperative_groups::this_cluster();
     const int blocks = (int)cluster.num_blocks(), rank = (int)cluster.block_rank();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -263,8 +264,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     int32_t target = target_of(first), target_ahead = target_of(first + AHEAD * step);
 
-    /* Of the block's row to come; -inf where there is none. */
-    const auto find_maxima = [&](int stage, bool any) {
+    /* Of the block's row to come, for the exchange of a turn; -inf where there is none. */
+    const auto find_maxima = [&](int turn, int stage, bool any) {
         uint32_t max = lowest;
         if (any) {
             if (a.vector) stream_wait(&arrived[stage], phases >> stage & 1);
@@ -279,7 +280,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             max = stream_largest(x[0], y[0]);
         }
         max = stream_max_warp(max, T());
-        if (lane == 0) maxima[warp] = max;
+        if (lane == 0) maxima[turn & 1][warp] = max;
     };
     /* Tells the other blocks this one's sums and maxima, and gives the sums of student and teacher and
      * the maxima of all; the losses' sums wait in the slots. `meanwhile` is for what may be done once
@@ -287,25 +288,25 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const auto exchange = [&](int turn, float sum, float teacher_sum, float hard, auto meanwhile) {
         const int parity = turn & 1;
         sum = stream_sum_warp(sum, teacher_sum);
-        if (lane % 16 == 0) sums[lane / 16][warp] = sum;
+        if (lane % 16 == 0) sums[parity][lane / 16][warp] = sum;
         if (cool) {
             hard = warp_reduce(hard, Sum());
-            if (lane == 0) hards[warp] = hard;
+            if (lane == 0) hards[parity][warp] = hard;
         }
         __syncthreads();
         if (warp == WARPS - 1) {
             float x = 0;
 #pragma unroll
-            for (int j = 0; j < WARPS; j += 8) x += sums[lane / 8][j + lane % 8];
+            for (int j = 0; j < WARPS; j += 8) x += sums[parity][lane / 8][j + lane % 8];
 #pragma unroll
             for (int step = 4; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
             stream_slot block;
-            block.max = stream_max_warp(maxima[lane % WARPS], T());
+            block.max = stream_max_warp(maxima[parity][lane % WARPS], T());
             block.sum[OF_STUDENT] = __shfl_sync(0xffffffffu, x, 0);
             block.sum[OF_TEACHER] = __shfl_sync(0xffffffffu, x, 8);
             block.loss[0] = __shfl_sync(0xffffffffu, x, 16);
             block.loss[1] = __shfl_sync(0xffffffffu, x, 24);
-            block.hard = cool ? warp_reduce(lane < WARPS ? hards[lane] : 0, Sum()) : 0;
+            block.hard = cool ? warp_reduce(lane < WARPS ? hards[parity][lane] : 0, Sum()) : 0;
             if (lane == 0) stream_expect(&heard[parity], (unsigned)blocks * sizeof(stream_slot));
             if (lane < blocks) stream_tell(&slots[parity][rank], block, &heard[parity], lane);
         }
@@ -321,8 +322,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         return all;
     };
 
-    if (lane % 16 == 0) sums[2 + lane / 16][warp] = 0;
-    find_maxima(0, kept & 1);
+    if (lane % 16 == 0) sums[0][2 + lane / 16][warp] = sums[1][2 + lane / 16][warp] = 0;
+    find_maxima(0, 0, kept & 1);
     stream_slot all = exchange(0, 0, 0, 0, [] {});
 
     pair_state before = {0, 0, 0, 0}; /* the finisher's, of the row before */
@@ -341,7 +342,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
         /* B: p and q times their sums; one of them and d less the sums' part for KL. */
         float p[PIECES][8], q[PIECES][8];
-        find_maxima(next, kept & 2);
+        find_maxima(turn, next, kept & 2);
         float sum = 0, teacher_sum = 0, hard_sum = 0;
         if (taken) {
 #pragma unroll
@@ -423,7 +424,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
         }
         const float of_warp = stream_sum_warp(loss[0], loss[1]);
-        if (lane % 16 == 0) sums[2 + lane / 16][warp] = of_warp;
+        if (lane % 16 == 0) sums[(turn + 1) & 1][2 + lane / 16][warp] = of_warp;
         kept >>= 1, stage = next, turn++, target = target_next;
     }
 #endif

@@ -26,6 +26,6 @@ return {
     return 4 * s.N * s.C * width
   end,
   bytes_backward = function(s, width)
-    return 4 * s.N * s.C * width
+    return 5 * s.N * s.C * width -- dx and dresidual
   end,
 }
