@@ -14,7 +14,8 @@
  * divergence_row: a cluster owns a row pair, its blocks a slice each. The slices are copied to
  * shared memory where they fit, so that a logit is read once: a pass for the log-sum-exps, one for
  * the loss, one for the gradient where it is wanted. divergence_bwd: given the row's state, blocks
- * read both rows once and write the gradient; rows without one are zeroed unread.
+ * read both rows once and write the gradient; rows without one are zeroed unread. Forwards of
+ * 16-bit logits on chips with clusters are divergence_stream.cuh's.
  */
 #ifndef LIGER_DIVERGENCE_CUH
 #define LIGER_DIVERGENCE_CUH

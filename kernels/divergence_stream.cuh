@@ -2,11 +2,13 @@
  * ops on logits, with reading, special functions and the exchange of sums overlapped.
  *
  * A cluster of blocks stays on the chip and walks over the rows; a block owns a slice of each.
- * Slices are copied to a ring in shared memory, every thread fetching what it reads itself, so that
- * rows to come arrive while one is worked on. A turn on row r:
+ * Slices come to a ring in shared memory by bulk copies, so that rows to come arrive while one is
+ * worked on. A turn on row r:
  *   B(r)      e^(x - max) of student and teacher, kept in registers; their sums
  *   A(r + 1)  the next row's maxima
- *   exchange  of the sums of B(r), the maxima of A(r + 1) and the sums of C(r - 1): one barrier
+ *   exchange  of the sums of B(r), the maxima of A(r + 1) and the sums of C(r - 1): a block stores
+ *             its own in all others, whose barrier counts the bytes (a barrier of the cluster would
+ *             wait for every load in flight)
  *   C(r)      the loss's sums, from p and q: what is kept, divided by its sum
  * What lies past a row's end is -inf, which adds 0 everywhere. How a row is cut depends on V
  * alone, and the order of sums with it.
@@ -221,7 +223,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         if (finisher) note_error(a.error, ERROR_TARGET, n, t, a.V);
         return false;
     };
-    /* Rows at multiples of 16 bytes are copied by one thread's word, others by each thread's own. */
+    /* Rows at multiples of 16 bytes are copied in bulk, others by each thread's own. */
     const auto fetch = [&](int64_t n, int stage) {
         const T *s = a.student + a.student_rows.offset(n),
                 *t = a.teacher + a.teacher_rows.offset(n);

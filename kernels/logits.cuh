@@ -79,11 +79,17 @@ __device__ __forceinline__ void logits_reduce_step(head_stats &s, const T *x, in
     constexpr int W = piece<T>::N, ITEMS = LOGITS_STEP * W;
     piece<T> p[LOGITS_STEP];
     float z[ITEMS], max = -FLT_MAX;
+    int left[LOGITS_STEP]; /* elements of each piece that the row has */
     logits_load_step(x, v, stride, V, vector, p);
+#pragma unroll
+    for (int u = 0; u < LOGITS_STEP; u++) {
+        const int64_t rest = V - v - u * stride;
+        left[u] = rest < W ? (int)rest : W;
+    }
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         /* What lies past the row's end stays -inf: a cap would give it a share. */
-        const bool inside = Whole || v + (i / W) * stride + i % W < V;
+        const bool inside = Whole || i % W < left[i / W];
         z[i] = inside ? finish(p[i / W][i % W]) : -INFINITY;
         max = fmaxf(max, z[i]);
         if (inside) each(v + (i / W) * stride + i % W, z[i]);
