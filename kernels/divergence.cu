@@ -1,6 +1,7 @@
 /* The losses between two matrices of logits, ce_tvd, tvd, jsd and cosine: launches of the kernels
  * of divergence.cuh. The state of a row, 16 bytes, is all that is kept for the backward.
  */
+#include "divergence_backward.cuh"
 #include "divergence_stream.cuh"
 #include "op/ce_tvd.h"
 #include "op/cosine.h"

@@ -5,7 +5,7 @@
  * given_divergence_bwd: blocks read both rows once and write the gradient; rows without one are
  * zeroed unread. The elements' formulas stand in given_element.
  */
-#include "divergence.cuh"
+#include "divergence_backward.cuh"
 #include "op/jsd_logp.h"
 #include "op/kl_logp.h"
 #include "op/tvd_prob.h"
