@@ -276,38 +276,62 @@ __device__ __forceinline__ float pair_finish(pair_sums sums, float beta, pair_st
     return sums.x[0] + sums.x[1];
 }
 
-/* The divergence's gradient with respect to scale x. */
-template <int Kind>
-__device__ __forceinline__ float pair_slope(float x, float y, float scale, pair_state st,
-                                            float beta) {
-    if constexpr (Kind == PAIR_COSINE) {
-        const float s = x * scale, t = y * scale;
-        const float norm = fmaxf(st.student, PAIR_LEAST_NORM);
-        if (s == -INFINITY || t == -INFINITY) return 0;
-        /* A norm that is held at its least is a constant. */
-        const float back = st.student >= PAIR_LEAST_NORM ? st.pair * s / norm : 0;
-        return (back - t / fmaxf(st.teacher, PAIR_LEAST_NORM)) / norm;
-    }
-    const float a = fmaf(x, scale, -st.student), b = fmaf(y, scale, -st.teacher), p = head_exp(a);
-    if constexpr (Kind == PAIR_FORWARD) return p - head_exp(b);
-    if (p == 0) return 0;
-    if constexpr (Kind == PAIR_TVD)
-        return 0.5f * p * ((a > b ? 1.0f : a < b ? -1.0f : 0.0f) - st.pair);
-    if constexpr (Kind == PAIR_REVERSE) return p * (a - b - st.pair);
-    return (1 - beta) * p * (pair_log_ratios(b - a, beta).x - st.pair);
-}
+/* The gradient of a row's elements, with all that does not depend on them done. x' = x scale
+ * log2(e); `more` and `less` are p's factors where p > q and p < q, or s's and t's in cosine. */
+template <int Kind, class T>
+struct pair_gradient {
+    float scale, scale2, student, teacher, teacher_less, even, more, less, soft, pair, beta, hard,
+        hard2;
+    bool cool; /* the hard loss has a temperature of its own */
 
-/* The gradient of elements v to v + W - 1. */
-template <int Kind, class O, int W, class Args>
-__device__ __forceinline__ void
-pair_store_gradient(const float (&x)[W], const float (&y)[W], int64_t v, int64_t end, pair_state st,
-                    float hard, float soft, int32_t target, const Args &a, O *to) {
+    __device__ __forceinline__ pair_gradient(pair_state st, float scale_, float weight_hard,
+                                             float weight_soft, float beta_)
+        : scale(scale_), scale2(scale * PAIR_LOG2_E), student(st.student * PAIR_LOG2_E),
+          teacher(st.teacher * PAIR_LOG2_E), teacher_less(st.teacher - st.student),
+          soft(weight_soft * scale), pair(st.pair), beta(beta_), hard(weight_hard),
+          hard2(st.hard * PAIR_LOG2_E), cool(weight_hard != 0 && scale != 1) {
+        even = cool ? 0 : hard, more = less = 0;
+        if constexpr (Kind == PAIR_TVD) {
+            even -= soft * pair / 2;
+            more = even + soft / 2, less = even - soft / 2;
+        }
+        if constexpr (Kind == PAIR_COSINE) {
+            const float norm = fmaxf(st.student, PAIR_LEAST_NORM);
+            /* A norm that is held at its least is a constant. */
+            more = st.student >= PAIR_LEAST_NORM ? soft * scale * pair / norm / norm : 0;
+            less = soft * scale / fmaxf(st.teacher, PAIR_LEAST_NORM) / norm;
+        }
+    }
+    __device__ __forceinline__ float operator()(float x, float y) const {
+        if constexpr (Kind == PAIR_COSINE)
+            return x == -INFINITY || y == -INFINITY ? 0 : fmaf(x, more, -(y * less));
+        const float a = fmaf(x, scale2, -student), b = fmaf(y, scale2, -teacher);
+        const float p = pair_exp2(a), more_of_p = fmaf(x - y, scale, teacher_less);
+        float g = 0;
+        if constexpr (Kind == PAIR_TVD)
+            g = p * (more_of_p > 0 ? more : more_of_p < 0 ? less : even);
+        if constexpr (Kind == PAIR_FORWARD) g = fmaf(even + soft, p, -(soft * pair_exp2(b)));
+        if constexpr (Kind == PAIR_REVERSE)
+            g = p > 0 ? p * fmaf(soft, fmaf(a - b, PAIR_LN_2, -pair), even) : 0;
+        if constexpr (Kind == PAIR_JSD) {
+            const float ratio = sizeof(T) == 2 ? pair_mix(b - a, beta).log2_ratio() * PAIR_LN_2
+                                               : pair_log_ratios((b - a) * PAIR_LN_2, beta).x;
+            g = p > 0 ? p * fmaf(soft * (1 - beta), ratio - pair, even) : 0;
+        }
+        return cool ? fmaf(hard, pair_exp2(fmaf(x, PAIR_LOG2_E, -hard2)), g) : g;
+    }
+};
+
+/* The gradient of elements v to v + W - 1, through what made logits of products. */
+template <int Kind, class T, class O, int W, class Args>
+__device__ __forceinline__ void pair_store_gradient(const pair_gradient<Kind, T> &gradient,
+                                                    const float (&x)[W], const float (&y)[W],
+                                                    int64_t v, int64_t end, int32_t target,
+                                                    const Args &a, O *to) {
     vec<O, W> out;
 #pragma unroll
     for (int e = 0; e < W; e++) {
-        float g = 0;
-        if (soft != 0) g = soft * a.scale * pair_slope<Kind>(x[e], y[e], a.scale, st, a.beta);
-        if (hard != 0) g += hard * (head_exp(x[e] - st.hard) - (v + e == target ? 1 : 0));
+        const float g = gradient(x[e], y[e]) - (v + e == target ? gradient.hard : 0);
         out[e] = from_float<O>(g * a.finish.slope(x[e]));
     }
     store_part<W>(to + v, out, end - v, a.gradient_vector);
@@ -390,14 +414,14 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
 
     if (a.gradient) {
         O *to = a.gradient + a.gradient_rows.offset(i);
-        const float of_hard = a.weight_hard ? a.weight_hard[n] : 0,
-                    of_soft = a.weight_soft ? a.weight_soft[n] : 0;
+        const pair_gradient<Kind, T> gradient(st, a.scale, a.weight_hard ? a.weight_hard[n] : 0,
+                                              a.weight_soft ? a.weight_soft[n] : 0, a.beta);
         const int32_t target = a.hard ? a.target[n] : -1;
         for (int64_t v = slice.begin + threadIdx.x * W; v < slice.end; v += blockDim.x * W) {
             float x[W], y[W];
             pair_load(s, v, slice.end, vector, a.finish, x);
             pair_load(t, v, slice.end, vector, a.teacher_finish, y);
-            pair_store_gradient<Kind>(x, y, v, slice.end, st, of_hard, of_soft, target, a, to);
+            pair_store_gradient(gradient, x, y, v, slice.end, target, a, to);
         }
         if (head_slice_index() == 0)
             for (int64_t v = a.V + threadIdx.x; v < a.columns; v += blockDim.x)

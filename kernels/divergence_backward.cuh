@@ -15,52 +15,6 @@ __host__ __device__ __forceinline__ int64_t pair_bwd_blocks(int64_t columns) {
     return (columns + Block - 1) / Block;
 }
 
-/* The gradient of a row's elements, with all that does not depend on them done. x' = x scale
- * log2(e); `more` and `less` are p's factors where p > q and p < q, or s's and t's in cosine. */
-template <int Kind, class T>
-struct pair_gradient {
-    float scale, scale2, student, teacher, teacher_less, even, more, less, soft, pair, beta, hard,
-        hard2;
-    bool cool; /* the hard loss has a temperature of its own */
-
-    __device__ __forceinline__ pair_gradient(pair_state st, float scale_, float weight_hard,
-                                             float weight_soft, float beta_)
-        : scale(scale_), scale2(scale * PAIR_LOG2_E), student(st.student * PAIR_LOG2_E),
-          teacher(st.teacher * PAIR_LOG2_E), teacher_less(st.teacher - st.student),
-          soft(weight_soft * scale), pair(st.pair), beta(beta_), hard(weight_hard),
-          hard2(st.hard * PAIR_LOG2_E), cool(weight_hard != 0 && scale != 1) {
-        even = cool ? 0 : hard, more = less = 0;
-        if constexpr (Kind == PAIR_TVD) {
-            even -= soft * pair / 2;
-            more = even + soft / 2, less = even - soft / 2;
-        }
-        if constexpr (Kind == PAIR_COSINE) {
-            const float norm = fmaxf(st.student, PAIR_LEAST_NORM);
-            /* A norm that is held at its least is a constant. */
-            more = st.student >= PAIR_LEAST_NORM ? soft * scale * pair / norm / norm : 0;
-            less = soft * scale / fmaxf(st.teacher, PAIR_LEAST_NORM) / norm;
-        }
-    }
-    __device__ __forceinline__ float operator()(float x, float y) const {
-        if constexpr (Kind == PAIR_COSINE)
-            return x == -INFINITY || y == -INFINITY ? 0 : fmaf(x, more, -(y * less));
-        const float a = fmaf(x, scale2, -student), b = fmaf(y, scale2, -teacher);
-        const float p = pair_exp2(a), more_of_p = fmaf(x - y, scale, teacher_less);
-        float g = 0;
-        if constexpr (Kind == PAIR_TVD)
-            g = p * (more_of_p > 0 ? more : more_of_p < 0 ? less : even);
-        if constexpr (Kind == PAIR_FORWARD) g = fmaf(even + soft, p, -(soft * pair_exp2(b)));
-        if constexpr (Kind == PAIR_REVERSE)
-            g = p > 0 ? p * fmaf(soft, fmaf(a - b, PAIR_LN_2, -pair), even) : 0;
-        if constexpr (Kind == PAIR_JSD) {
-            const float ratio = sizeof(T) == 2 ? pair_mix(b - a, beta).log2_ratio() * PAIR_LN_2
-                                               : pair_log_ratios((b - a) * PAIR_LN_2, beta).x;
-            g = p > 0 ? p * fmaf(soft * (1 - beta), ratio - pair, even) : 0;
-        }
-        return cool ? fmaf(hard, pair_exp2(fmaf(x, PAIR_LOG2_E, -hard2)), g) : g;
-    }
-};
-
 /* weight_hard and weight_soft are the gradients from above. */
 template <int Kind, class T>
 static __global__ void __launch_bounds__(PAIR_BWD_THREADS)
