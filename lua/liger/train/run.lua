@@ -1,4 +1,4 @@
--- A run: its folder, the loop's memory, metrics, samples, checkpoints, and the end by Ctrl-C or by
+-- A run: the loop's memory, metrics, samples, checkpoints, and the end by Ctrl-C or by
 -- a NaN. A recipe drives it:
 --
 --   for step in run:steps(n) do ... run:log { loss = loss } end
@@ -7,11 +7,9 @@
 local ffi = require("ffi")
 local blame = require("liger.train.blame")
 local config_module = require("liger.train.config")
-local files = require("liger.file")
-local json = require("liger.data.json")
+local folder = require("liger.train.folder")
 local lib = require("liger.ffi")
 local memory = require("liger.memory")
-local options = require("liger.train.options")
 local progress = require("liger.train.progress")
 local ranks = require("liger.ranks")
 local Tensor = require("liger.tensor")
@@ -26,95 +24,7 @@ Run.__index = Run
 local open_runs = {} -- those that finish() was not called for
 local any_interrupted = false -- of those that it was called for
 
-local METRIC_DIGITS = 9 -- an f32 reads back the same
-
--- ---- files ----
-
--- Makes the folder and takes it: config.json is created here and nowhere else, so of two runs only
--- one gets it.
-local function take_folder(folder)
-  local code = C.lg_sys_make_folders(folder)
-  if code ~= 0 then
-    local why = ffi.string(C.lg_sys_error(code))
-    error(("run: cannot make the folder %s: %s"):format(folder, why), 0)
-  end
-  local file, message, number = io.open(folder .. "/config.json", "wx")
-  if file then
-    file:close()
-    return true
-  elseif number ~= 17 then -- EEXIST
-    error(("run: cannot write %s"):format(message), 0)
-  end
-  return false
-end
-
-local function make_folder(config, from)
-  local folder = config.out
-  if from and from.run == folder and (from.folder or not take_folder(folder)) then
-    return folder
-  elseif from and not from.folder then
-    return folder -- made just now
-  elseif folder ~= config_module.default_out then
-    if not take_folder(folder) then
-      local text = "--out: %s holds a run, name another folder or remove it"
-      options.usage_error(text:format(folder))
-    end
-    return folder
-  end
-  local number = 1
-  while not take_folder(folder) do
-    number = number + 1
-    folder = config.out .. "-" .. number
-  end
-  return folder
-end
-
-local function open_append(path)
-  local file, message = io.open(path, "ab")
-  if not file then
-    error(("run: cannot write %s"):format(message), 0)
-  end
-  file:setvbuf("full", 2 ^ 16) -- a line reaches the file in one piece
-  return file
-end
-
-local function append(run, name, values)
-  if run.resuming then
-    return -- the line is there
-  end
-  local file = run.files[name]
-  if not ranks.is_main then
-    return
-  end
-  local ok, message = file:write(json.encode(values, METRIC_DIGITS), "\n")
-  if ok then
-    ok, message = file:flush()
-  end
-  if not ok then
-    error(("run: cannot write %s/%s: %s"):format(run.folder, name, message), 0)
-  end
-end
-
 -- ---- opening ----
-
-local function write_config(run)
-  local values = {}
-  for key, value in pairs(run.config) do
-    values[key] = value
-  end
-  local command = config_module.command()
-  values.out = run.folder
-  files.write(
-    run.folder .. "/config.json",
-    json.encode({
-      recipe = command.recipe or "",
-      command = command.text,
-      version = run.version,
-      device = ffi.string(C.lg_context_describe(lib.ctx)),
-      config = values,
-    }) .. "\n"
-  )
-end
 
 local function new_progress(config)
   -- mpirun gives processes a terminal of its own, wherever its output goes.
@@ -157,24 +67,6 @@ local function notice(run)
   return interrupted
 end
 
--- The folder for the trained model is tried before there is anything to lose.
-local function probe_save(config)
-  local folder = config.save
-  if type(folder) == "string" and folder ~= "" then
-    local ok, message = files.probe_folder(folder)
-    if not ok then
-      options.usage_error("--save: " .. message)
-    end
-    local model = io.open(folder .. "/config.json", "rb")
-    if model then
-      model:close()
-      options.usage_error(
-        ("--save: %s holds a model already, wanted a new or an empty folder"):format(folder)
-      )
-    end
-  end
-end
-
 -- Says what --resume found.
 local function tell_resumed(run, from)
   for _, c in ipairs(from and from.broken or {}) do
@@ -182,17 +74,6 @@ local function tell_resumed(run, from)
   end
   if from and not from.folder then
     run:print(("%s has no checkpoint yet: begins at step 1"):format(run.folder))
-  end
-end
-
-local function open_files(run, from)
-  write_config(run)
-  for _, name in ipairs({ "metrics.jsonl", "samples.jsonl" }) do
-    if from and not from.folder then
-      local path = run.folder .. "/" .. name
-      os.rename(path, path .. ".old")
-    end
-    run.files[name] = run.open_append(name)
   end
 end
 
@@ -206,14 +87,14 @@ function M.new(config)
     error("run: config is no table of liger.config", 2)
   end
   if ranks.is_main then
-    probe_save(config)
+    folder.probe_save(config)
   end
   local from = config_module.resumed(config)
   local in_program, sys = pcall(require, "liger.sys")
   ranks.barrier() -- all have seen the folder as it was
   local run = setmetatable({
     config = config,
-    folder = ranks.broadcast(ranks.is_main and make_folder(config, from)),
+    folder = ranks.broadcast(ranks.is_main and folder.make(config, from)),
     version = in_program and sys.version or "unknown",
     -- The checkpoint to go on from, until keep() has put it back: what comes before is done again,
     -- and not logged again.
@@ -229,10 +110,10 @@ function M.new(config)
     progress = new_progress(config),
   }, Run)
   run.open_append = function(name)
-    return open_append(run.folder .. "/" .. name)
+    return folder.open_append(run.folder .. "/" .. name)
   end
   if ranks.is_main then
-    open_files(run, from)
+    folder.open_files(run, from)
   end
   tell_resumed(run, from)
   -- True once there was a Ctrl-C: what takes long may ask, and end early.
@@ -261,9 +142,9 @@ function Run:_leave_loop()
 end
 
 function Run:_save_checkpoint(kept)
-  local folder = kept:save()
+  local saved = kept:save()
   if is_interrupted(self) then
-    self:print(("saved %s; --resume %s goes on"):format(folder, self.folder))
+    self:print(("saved %s; --resume %s goes on"):format(saved, self.folder))
   end
 end
 
@@ -476,7 +357,7 @@ function Run:log(values)
     line.num_tokens = line.num_tokens or self.num_tokens
     line.tokens_per_second = line.tokens_per_second or line.tokens / line.step_time
   end
-  append(self, "metrics.jsonl", line)
+  folder.append(self, "metrics.jsonl", line)
   self:check(line)
   self.should_stop()
   self:_show(line, now)
@@ -507,7 +388,7 @@ function Run:sample(values)
     line[name] = value
   end
   line.step, line.phase = self.step, self.phase_name
-  append(self, "samples.jsonl", line)
+  folder.append(self, "samples.jsonl", line)
 end
 
 --- Prints a line without breaking the live one.
