@@ -82,6 +82,10 @@ static lg_status report_noted(lg_context *ctx) {
     if (e.code == ERROR_LOGIT)
         return lg_fail(ctx, LG_ENUMERIC, "%s: row %lld has NaN, +inf or no finite logit", op,
                        e.index);
+    if (e.code == ERROR_TARGET && e.index < 0) /* head.cuh: the number of targets */
+        return lg_fail(ctx, LG_EINVAL,
+                       "%s: kept is %lld, wanted %lld, the targets that are not ignored", op,
+                       e.value, e.limit);
     return lg_fail(ctx, LG_EINVAL, "%s: %s[%lld] is %lld, wanted [%lld, %lld)", op, what[e.code],
                    e.index, e.value, e.low, e.limit);
 }

@@ -359,6 +359,11 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
     __shared__ head_room_of<pair_sums> sums_room;
     const int64_t i = blockIdx.x / head_num_slices(), n = a.row ? a.row[i] : i;
     const bool writes = head_slice_index() == 0 && threadIdx.x == 0;
+    if (n < 0) { /* a row that a head misses */
+        for (int64_t v = threadIdx.x; a.gradient && v < a.columns; v += blockDim.x)
+            a.gradient[a.gradient_rows.offset(i) + v] = from_float<O>(0);
+        return;
+    }
     if (!pair_is_kept(a, n, a.hard != NULL)) { /* only the ops on logits meet one */
         if (!writes) return;
         if (a.hard) a.hard[n] = 0;

@@ -2,8 +2,10 @@
  * and the gradient's products.
  *
  * Rows are found by head_index (one block, integers), gathered to the front, and worked on in
- * chunks, so that no more than a chunk of fp32 logits is held. Their number is read by the host,
- * for the products' sizes, while the device clears outputs and gathers the first chunk.
+ * chunks, so that no more than a chunk of fp32 logits is held. The host needs their number for the
+ * products' sizes. Of a forward the caller may know it (`kept`); else it is read, while the device
+ * clears outputs and gathers the first chunk. A caller that is wrong is noted: the rows that are
+ * missing then have the number -1 and take no part in outputs and gradients.
  *
  * Reductions of a row, by a cluster of 1 to 8 blocks that each own a slice of it: max m, s = sum
  * of exp(z - m), w = sum of exp(z - m) (z - m); lse = m + ln s, entropy = ln s - w / s. Threads
@@ -28,6 +30,7 @@ enum {
     HEAD_THREADS = 256,   /* of kernels without reductions */
     HEAD_STEP = 16,       /* elements of a row that a thread takes at a time */
     HEAD_MOST_THREADS = 512,
+    HEAD_KEPT = -1, /* the place of a noted target that stands for `kept`, see device.cu */
 };
 
 /* ---- from products to z and back ---- */
@@ -276,12 +279,13 @@ static lg_status head_launch_rows(lg_context *ctx, const char *op, head_launch s
 /* ---- which rows take part ---- */
 
 /* Row n is kept if target[n] is an id, and active if its gradient is not 0, where one is given.
- * row[i] is active row i, from[i] its place among the kept ones. One block; both counts run in
- * the halves of one number. */
+ * row[i] is active row i, from[i] its place among the kept ones. `told`: how many active rows the
+ * host goes by, which *count then says too, or -1. One block; both counts run in the halves of one
+ * number. */
 template <int THREADS>
 static __global__ void __launch_bounds__(THREADS)
     head_index(const int32_t *target, int64_t N, int64_t V, int64_t ignore, const float *dlogp,
-               const float *dentropy, int32_t *row, int32_t *from, int32_t *count,
+               const float *dentropy, int64_t told, int32_t *row, int32_t *from, int32_t *count,
                int64_t *host_count, device_error *error) {
     __shared__ unsigned warps[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -328,14 +332,21 @@ static __global__ void __launch_bounds__(THREADS)
         kept += (int)(all & 0xffff);
         active += (int)(all >> 16);
     }
-    if (threadIdx.x > 0) return;
-    *count = active;
-    *host_count = active;
-    __threadfence_system();
+    if (told >= 0) {
+        for (int64_t i = active + (int)threadIdx.x; i < told; i += THREADS) row[i] = -1;
+        if (threadIdx.x > 0) return;
+        *count = (int32_t)told;
+        if (active != told) note_error(error, ERROR_TARGET, HEAD_KEPT, told, active);
+    } else if (threadIdx.x == 0) {
+        *count = active;
+        *host_count = active;
+        __threadfence_system();
+    }
 }
 
 /* packed[i] = x[row[i]] or x[row[i]] = packed[i], for i0 <= i < min(i0 + n, count); nothing if
- * all N rows are active, for then they lie together. A row is `units` units long. */
+ * all N rows are active, for then they lie together. A row is `units` units long. In place of one
+ * that is missing x[0] is gathered. */
 template <class Unit, bool Scatter>
 static __global__ void __launch_bounds__(HEAD_THREADS)
     head_move(Unit *x, Unit *packed, const int32_t *row, const int32_t *count, int64_t N,
@@ -345,7 +356,9 @@ static __global__ void __launch_bounds__(HEAD_THREADS)
     if (*count == N) return;
     split_index((int64_t)blockIdx.x * HEAD_THREADS, threadIdx.x, units, &i, &c);
     if (i >= n || i0 + i >= *count) return;
-    Unit *in_x = x + (int64_t)row[i0 + i] * units + c, *in_packed = packed + i * units + c;
+    const int64_t from = row[i0 + i];
+    Unit *in_x = x + (from < 0 ? 0 : from) * units + c, *in_packed = packed + i * units + c;
+    if (Scatter && from < 0) return;
     if (Scatter)
         *in_x = *in_packed;
     else
@@ -467,18 +480,36 @@ static lg_status head_move_rows(const lm_head &head, void *x, int64_t i0, int64_
     return cuda_launched(head.ctx, head.op);
 }
 
-/* Starts to find the active rows, of which cuda_wait_count tells the number: work asked for in
- * between overlaps with the host's waiting. */
+/* Whether `kept` may be true; whether it is head_index finds out. */
+static inline lg_status head_check_kept(lg_context *ctx, const char *op, int64_t kept, int64_t N) {
+    if (kept >= -1 && kept <= N) return LG_OK;
+    return lg_fail(ctx, LG_EINVAL, "%s: kept is %lld, wanted [-1, %lld]", op, (long long)kept,
+                   (long long)N);
+}
+
+/* Starts to find the active rows, of which head_wait_rows tells the number; kept is what the caller
+ * knows it to be, or -1. Work asked for in between overlaps with the host's waiting. */
 static inline lg_status head_find_rows(const lm_head &head, const lg_tensor *target, int64_t ignore,
-                                       const lg_tensor *dlogp, const lg_tensor *dentropy) {
+                                       const lg_tensor *dlogp, const lg_tensor *dentropy,
+                                       int64_t kept) {
     head_index<HEAD_INDEX_THREADS><<<1, HEAD_INDEX_THREADS, 0, cuda_stream(head.ctx)>>>(
         (const int32_t *)target->data, head.N, head.classes, ignore,
         dlogp ? (const float *)dlogp->data : NULL, dentropy ? (const float *)dentropy->data : NULL,
-        head.row, head.from, head.count, cuda_count_slot(head.ctx),
+        kept, head.row, head.from, head.count, cuda_count_slot(head.ctx),
         cuda_error_slot(head.ctx, head.op));
     LG_TRY(cuda_launched(head.ctx, head.op));
+    if (kept == head.N) return LG_OK;
+    if (kept >= 0)
+        return head_move_rows<false>(head, head.x->data, 0, kept < head.chunk ? kept : head.chunk);
     LG_TRY(cuda_mark_count(head.ctx, head.op));
     return head_move_rows<false>(head, head.x->data, 0, head.chunk);
+}
+
+/* The number of active rows; waits for it unless it is `kept`. */
+static inline lg_status head_wait_rows(const lm_head &head, int64_t kept, int64_t *active) {
+    if (kept < 0) return cuda_wait_count(head.ctx, head.op, active);
+    *active = kept;
+    return LG_OK;
 }
 
 /* The x of active rows [i0, i0 + n): x itself where all rows are active, else copies. Those of the

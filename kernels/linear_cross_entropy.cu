@@ -69,14 +69,15 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
         source = (const float *)memory - slice.begin;
     }
     const head_stats s = head_merge(head_reduce_thread(source, slice, true, finish, NULL), &room);
-    const int32_t n = row[i], t = target[n];
+    const int32_t n = row[i], t = n < 0 ? 0 : target[n];
     const float log_sum = logf(s.sum), lse = s.max + log_sum, own = o.terms.own_of(t);
     const float smooth = Smooth ? smooth_sum(source, slice, finish, o.terms, lse, &smooth_room) : 0;
     const bool first = head_slice_index() == 0 && threadIdx.x == 0;
     float nll = 0, weight = 1;
     if (first || o.token_scaling) nll = log_sum - (finish(row_z[t]) - s.max);
     if (o.token_scaling) weight = head_exp(-nll);
-    if (first) {
+    if (n < 0) weight = 0; /* no row: no gradient */
+    if (first && n >= 0) {
         float loss = own != 0 ? own * nll : 0;
         if (Smooth) loss += o.terms.share * smooth;
         /* A target of probability 0 has a loss of inf, and a weight of 0. */
@@ -138,11 +139,12 @@ static lg_status launch_rows(const lm_head &head, int64_t n, bool gradient, cons
 extern "C" lg_status cuda_linear_cross_entropy(
     lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
     const lg_tensor *target, const lg_tensor *class_weight, double scale, double z_scale,
-    double label_smoothing, bool token_scaling, double softcap, int64_t ignore, lg_tensor *loss,
-    lg_tensor *square, lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
+    double label_smoothing, bool token_scaling, double softcap, int64_t ignore, int64_t kept,
+    lg_tensor *loss, lg_tensor *square, lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
     lg_tensor *grad_w, lg_tensor *grad_b) {
     const char *op = "linear_cross_entropy";
     LG_TRY(check_label_smoothing(ctx, op, label_smoothing));
+    LG_TRY(head_check_kept(ctx, op, kept, x->shape[0]));
     return dispatch_float(ctx, op, x->dtype, [&](auto type) {
         using T = decltype(type);
         lm_head head = head_of(ctx, op, x, w, b, 1, softcap);
@@ -154,7 +156,7 @@ extern "C" lg_status cuda_linear_cross_entropy(
         int64_t active;
         if (head.N == 0) return LG_OK;
         LG_TRY(head_reserve(head, true, gradient));
-        LG_TRY(head_find_rows(head, target, ignore, NULL, NULL));
+        LG_TRY(head_find_rows(head, target, ignore, NULL, NULL, kept));
         LG_TRY(head_bias(head));
         LG_TRY(cross_entropy_terms_of(ctx, op, class_weight, head.V, label_smoothing, head.number,
                                       &o.terms));
@@ -162,7 +164,7 @@ extern "C" lg_status cuda_linear_cross_entropy(
         LG_TRY(head_clear(head, square, 0));
         LG_TRY(head_clear(head, entropy, 0));
         LG_TRY(head_clear(head, predicted, 0xff));
-        LG_TRY(cuda_wait_count(ctx, op, &active));
+        LG_TRY(head_wait_rows(head, kept, &active));
         if (active < head.N) LG_TRY(head_clear(head, grad_x, 0));
         return head_for_chunks(head, active, [&](int64_t i0, int64_t n, const void *x_rows) {
             LG_TRY(head_logits(head, x_rows, n, head.logits, head.logits_ld));

@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(FILL_THREADS)
     linear_distill_fill(const float *z, int64_t ld, int64_t V, Finish finish, const int32_t *row,
                         const int32_t *id, const float *logp, int64_t K, float *teacher) {
     __shared__ head_room room;
-    const int64_t n = row[blockIdx.x];
+    const int64_t n = row[blockIdx.x] < 0 ? 0 : row[blockIdx.x];
     const float *row_z = z + blockIdx.x * ld;
     float *to = teacher + blockIdx.x * ld, known = 0;
     id += n * K, logp += n * K;
@@ -50,7 +50,7 @@ struct distill {
     int64_t divergence;
     double beta, temperature;
     const lg_tensor *target, *weight_hard, *weight_soft; /* the weights or NULL */
-    int64_t ignore;
+    int64_t ignore, kept;
     lg_tensor *hard, *soft, *entropy, *grad_x, *grad_w, *grad_b;
     float *teacher_logits; /* [chunk, teacher_ld] */
     int64_t teacher_ld;
@@ -123,18 +123,19 @@ static lg_status distill_rows(const distill &o, Finish finish, Finish teacher_fi
 static lg_status run(distill &o) {
     lm_head &head = o.student;
     LG_TRY(pair_check(head.ctx, head.op, o.divergence, o.beta, o.temperature));
+    LG_TRY(head_check_kept(head.ctx, head.op, o.kept, head.N));
     return dispatch_computed(head.ctx, head.op, head.x->dtype, [&](auto type) {
         using O = decltype(type);
         int64_t active;
         if (head.N == 0) return LG_OK;
         LG_TRY(reserve(o));
-        LG_TRY(head_find_rows(head, o.target, o.ignore, NULL, NULL));
+        LG_TRY(head_find_rows(head, o.target, o.ignore, NULL, NULL, o.kept));
         LG_TRY(head_bias(head));
         if (!o.id) LG_TRY(head_bias(o.teacher));
         LG_TRY(head_clear(head, o.hard, 0));
         LG_TRY(head_clear(head, o.soft, 0));
         LG_TRY(head_clear(head, o.entropy, 0));
-        LG_TRY(cuda_wait_count(head.ctx, head.op, &active));
+        LG_TRY(head_wait_rows(head, o.kept, &active));
         if (active < head.N) LG_TRY(head_clear(head, o.grad_x, 0));
         return head_for_chunks(head, active, [&](int64_t i0, int64_t n, const void *x_rows) {
             LG_TRY(head_logits(head, x_rows, n, head.logits, head.logits_ld));
@@ -157,9 +158,9 @@ extern "C" lg_status cuda_linear_distill(lg_context *ctx, const lg_tensor *x, co
                                          const lg_tensor *target, const lg_tensor *weight_hard,
                                          const lg_tensor *weight_soft, int64_t divergence,
                                          double beta, double temperature, double softcap,
-                                         double teacher_softcap, int64_t ignore, lg_tensor *hard,
-                                         lg_tensor *soft, lg_tensor *entropy, lg_tensor *grad_x,
-                                         lg_tensor *grad_w, lg_tensor *grad_b) {
+                                         double teacher_softcap, int64_t ignore, int64_t kept,
+                                         lg_tensor *hard, lg_tensor *soft, lg_tensor *entropy,
+                                         lg_tensor *grad_x, lg_tensor *grad_w, lg_tensor *grad_b) {
     const char *op = "linear_distill";
     distill o = {head_of(ctx, op, x, w, b, 1, softcap),
                  head_of(ctx, op, teacher_x, teacher_w, teacher_b, 1, teacher_softcap),
@@ -172,6 +173,7 @@ extern "C" lg_status cuda_linear_distill(lg_context *ctx, const lg_tensor *x, co
                  weight_hard,
                  weight_soft,
                  ignore,
+                 kept,
                  hard,
                  soft,
                  entropy,
@@ -186,8 +188,8 @@ extern "C" lg_status cuda_linear_distill_topk(
     lg_context *ctx, const lg_tensor *x, const lg_tensor *w, const lg_tensor *b,
     const lg_tensor *teacher_id, const lg_tensor *teacher_logp, const lg_tensor *target,
     const lg_tensor *weight_hard, const lg_tensor *weight_soft, int64_t divergence, double beta,
-    double temperature, double softcap, int64_t ignore, lg_tensor *hard, lg_tensor *soft,
-    lg_tensor *entropy, lg_tensor *grad_x, lg_tensor *grad_w, lg_tensor *grad_b) {
+    double temperature, double softcap, int64_t ignore, int64_t kept, lg_tensor *hard,
+    lg_tensor *soft, lg_tensor *entropy, lg_tensor *grad_x, lg_tensor *grad_w, lg_tensor *grad_b) {
     distill o = {head_of(ctx, "linear_distill_topk", x, w, b, 1, softcap),
                  {},
                  teacher_id,
@@ -199,6 +201,7 @@ extern "C" lg_status cuda_linear_distill_topk(
                  weight_hard,
                  weight_soft,
                  ignore,
+                 kept,
                  hard,
                  soft,
                  entropy,

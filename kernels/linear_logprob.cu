@@ -36,14 +36,16 @@ static __global__ void __launch_bounds__(HEAD_MOST_THREADS)
     const head_stats s = head_merge(
         head_reduce_thread(row_z, head_slice_of(V), vector, finish, keep ? row_z : NULL), &room);
     if (head_slice_index() == 0 && threadIdx.x == 0) {
-        const int32_t n = row[i];
+        const int32_t n = row[i], t = n < 0 ? 0 : target[n];
         /* Past the first-level cache: another block of the cluster may have written it. */
-        const float at = __ldcg(row_z + target[n]), z_target = keep ? at : finish(at);
+        const float at = __ldcg(row_z + t), z_target = keep ? at : finish(at);
         const float log_sum = logf(s.sum);
-        logp[n] = (z_target - s.max) - log_sum;
-        lse[n] = s.max + log_sum;
-        if (entropy) entropy[n] = log_sum - s.weighted / s.sum;
-        if (Predicted) predicted[n] = s.argmax;
+        if (n >= 0) {
+            logp[n] = (z_target - s.max) - log_sum;
+            lse[n] = s.max + log_sum;
+            if (entropy) entropy[n] = log_sum - s.weighted / s.sum;
+            if (Predicted) predicted[n] = s.argmax;
+        }
     }
     head_leave();
 }
@@ -84,23 +86,24 @@ static __global__ void __launch_bounds__(HEAD_THREADS)
 extern "C" lg_status cuda_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                                          const lg_tensor *b, const lg_tensor *target,
                                          double temperature, double softcap, int64_t ignore,
-                                         lg_tensor *logp, lg_tensor *entropy, lg_tensor *lse,
-                                         lg_tensor *predicted, lg_tensor *z) {
+                                         int64_t kept, lg_tensor *logp, lg_tensor *entropy,
+                                         lg_tensor *lse, lg_tensor *predicted, lg_tensor *z) {
     const char *op = "linear_logprob";
     LG_TRY(head_check_temperature(ctx, op, temperature));
+    LG_TRY(head_check_kept(ctx, op, kept, x->shape[0]));
     return dispatch_float(ctx, op, x->dtype, [&](auto) {
         lm_head head = head_of(ctx, op, x, w, b, temperature, softcap);
         int64_t active;
         if (head.N == 0) return LG_OK;
         if (head.V > HEAD_LARGE && head.chunk > FWD_ROWS_LARGE) head.chunk = FWD_ROWS_LARGE;
         LG_TRY(head_reserve(head, !z, false));
-        LG_TRY(head_find_rows(head, target, ignore, NULL, NULL));
+        LG_TRY(head_find_rows(head, target, ignore, NULL, NULL, kept));
         LG_TRY(head_bias(head));
         LG_TRY(head_clear(head, logp, 0));
         LG_TRY(head_clear(head, lse, 0));
         LG_TRY(head_clear(head, entropy, 0));
         LG_TRY(head_clear(head, predicted, 0xff));
-        LG_TRY(cuda_wait_count(ctx, op, &active));
+        LG_TRY(head_wait_rows(head, kept, &active));
         const int64_t ld = z ? head.V : head.logits_ld;
         return head_for_chunks(head, active, [&](int64_t i0, int64_t n, const void *x_rows) {
             float *rows = z ? (float *)z->data + i0 * ld : head.logits;
@@ -227,9 +230,10 @@ extern "C" lg_status cuda_linear_logprob_backward(lg_context *ctx, const lg_tens
         if (columns > whole) columns = whole;
         if (!z) head.chunk = rows, head.logits_ld = head.dlogits_ld = columns;
         LG_TRY(head_reserve(head, !z, true, !z && columns < whole));
-        LG_TRY(head_find_rows(head, target, ignore, dlogp, dentropy));
+        LG_TRY(head_find_rows(head, target, ignore, dlogp, dentropy, -1));
         LG_TRY(head_bias(head));
-        LG_TRY(cuda_wait_count(ctx, op, &active));
+        /* Which dlogp are exactly 0 only the device knows. */
+        LG_TRY(head_wait_rows(head, -1, &active));
         if (active < head.N) LG_TRY(head_clear(head, dx, 0));
         if (!z) return logprob_recompute<T>(head, active, columns, g, dx, dw, db);
         return head_for_chunks(head, active, [&](int64_t i0, int64_t n, const void *x_rows) {

@@ -153,12 +153,36 @@ describe("the CUDA backend", function()
     refused("ce_tvd", { student = z, teacher = z, target = i32(-1, 0), temperature = 1,
       ignore = -100 }, "ce_tvd: target[0] is -1, wanted [0, 5)")
     refused("linear_logprob", { x = z, w = helper.normal(2, { 7, 5 }), target = i32(7, 0),
-      temperature = 1, softcap = 0, ignore = -100 },
+      temperature = 1, softcap = 0, ignore = -100, kept = 2 },
       "linear_logprob: target[0] is 7, wanted [0, 7)")
     local angle = helper.normal(3, { 4, 2 })
     refused("qk_norm_rope", { x = helper.normal(4, { 2, 1, 4 }), w = helper.normal(5, { 4 }),
       cos = angle, sin = angle, position = i32(0, 4), eps = 1e-6, offset = 0 },
       "qk_norm_rope: position[1] is 4, wanted [0, 4)")
+  end)
+
+  it("reports a wrong number of targets at the next wait, and reads nothing outside", function()
+    for _, op in ipairs({ "linear_logprob", "linear_cross_entropy", "linear_distill",
+      "linear_distill_topk" }) do
+      local function check(target, kept, text)
+        local N = target:numel()
+        local x, w = helper.normal(1, { N, 5 }), helper.normal(2, { 7, 5 })
+        local weight = helper.normal(3, { N })
+        refused(op, { x = x, w = w, target = target, temperature = 1, softcap = 0, ignore = -100,
+          kept = kept, scale = 1, z_scale = 0, label_smoothing = 0, token_scaling = false,
+          teacher_x = x, teacher_w = w, teacher_softcap = 0, divergence = 1, beta = 0.5,
+          weight_hard = weight, weight_soft = weight,
+          teacher_id = Tensor.from_table({ 1, 4, 2, 5 }, "i32"):narrow(1, 1, N):reshape(N, 1),
+          teacher_logp = helper.normal(4, { N, 1 }) }, op .. ": kept is " .. text)
+      end
+      check(i32(-100, 1, 3), 1, "1, wanted 2, the targets that are not ignored")
+      check(i32(-100, 1, 3), 3, "3, wanted 2, the targets that are not ignored")
+      check(i32(-100, 1, -100, -100), 3, "3, wanted 1, the targets that are not ignored")
+      check(i32(-100, -100), 1, "1, wanted 0, the targets that are not ignored")
+      check(i32(0, 6), 1, "1, wanted 2, the targets that are not ignored")
+      check(i32(0, 6), 3, "3, wanted [-1, 2]")
+      check(i32(0, 6), -2, "-2, wanted [-1, 2]")
+    end
   end)
 
   it("reports sequences that do not rise to the last token at the next wait", function()

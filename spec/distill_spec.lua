@@ -266,8 +266,8 @@ describe("linear_distill", function()
     raises(run({ temperature = 0 }), "linear_distill: temperature is 0, wanted above 0")
     raises(run({}, ids(0, 1, 2, 3, 4, 8)), "linear_distill: target[5] is 8, wanted [0, 8) or -100")
     local raw = { p.x, p.w, nil, p.teacher_x, p.teacher_w, nil, p.target, nil, nil, 3, 0.5, 1, 0, 0,
-      -100, fn.zeros(6, "f64"), fn.zeros(6, "f64") }
-    raises(function() ops.raw.linear_distill(unpack(raw, 1, 17)) end,
+      -100, -1, fn.zeros(6, "f64"), fn.zeros(6, "f64") }
+    raises(function() ops.raw.linear_distill(unpack(raw, 1, 18)) end,
       "linear_distill: divergence is 3, wanted 0 to 2")
     p.x:requires_grad_()
     local loss = fn.linear_distill(p.x, p.w, p.teacher_x, p.teacher_w, p.target)

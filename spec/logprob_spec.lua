@@ -49,6 +49,59 @@ local function run(x, w, target, options, dlogp, dentropy)
   }
 end
 
+describe("the targets that are not ignored", function()
+  local x, w = helper.normal(1, { 3, 5 }), helper.normal(2, { 7, 5 })
+
+  -- What the operator is told of their number.
+  local function told(target, options)
+    local raw, kept = ops.raw.linear_logprob, nil
+    ops.raw.linear_logprob = function(...)
+      kept = select(8, ...)
+      return raw(...)
+    end
+    local ok, message = pcall(fn.linear_logprob, x, w, target, options)
+    ops.raw.linear_logprob = raw
+    assert(ok, message)
+    return kept
+  end
+
+  it("are counted where the host knows them", function()
+    local target = ids({ 0, -100, 2 })
+    assert.equal("kept", ops.schema.linear_logprob.params[8].name)
+    assert.equal(2, told(target))
+    target:data()[0] = -100
+    assert.equal(1, told(target))
+    assert.equal(3, told(ids({ 0, 1, 2 })))
+    assert.equal(2, told(ids({ 0, 1, 2 }), { ignore = 0 }))
+    assert.equal(-1, told(target:clone()))
+    assert.equal(-1, told(ids({ 0, 1, 2, 3 }):narrow(1, 2, 3)))
+    target:row(1):fill_(4)
+    assert.equal(-1, told(target))
+  end)
+
+  it("are counted once, as long as the host's copy stands", function()
+    local function as_on_device(call, ...)
+      lib.on_cpu = false -- staging goes through a copy
+      local y = call(...)
+      lib.on_cpu = true
+      return y
+    end
+    local target = as_on_device(Tensor.stage, { 3 }, "i32")
+    target:data()[0], target:data()[1], target:data()[2] = 0, -100, 2
+    assert.equal(2, told(target))
+    target.storage.mirror[0] = -100 -- would be seen if they were counted again
+    assert.equal(2, told(target))
+    target.storage.mirror[0] = 0
+    as_on_device(target.restage, target)
+    target:data()[1] = 1
+    assert.equal(3, told(target))
+    assert.equal(3, told(target, { ignore = -1 }))
+    assert.equal(2, told(target, { ignore = 0 }))
+    target:row(2):fill_(4)
+    assert.equal(-1, told(target))
+  end)
+end)
+
 describe("linear_logprob", function()
   it("is the log-softmax of the logits, with entropy and lse", function()
     local x = Tensor.from_table({ { 1, 2, 3 } }, "f64")
@@ -109,6 +162,19 @@ describe("linear_logprob", function()
         same(kept[key], again[key], dtype .. " " .. key)
       end
     end
+  end)
+
+  it("refuses a wrong number of targets", function()
+    local x, w, target = problem(6, 5, 7, "f64", 4)
+    local told = fn.ge(target:to("f64"), 0)
+    local kept = fn.sum(told):item()
+    for _, wrong in ipairs({ kept - 1, kept + 1, -2 }) do
+      raises(function() ops.linear_logprob(x, w, nil, target, 1, 0, -100, wrong) end,
+        ("linear_logprob: kept is %d, wanted %d, the targets that are not ignored"):format(wrong,
+          kept))
+    end
+    same(ops.linear_logprob(x, w, nil, target, 1, 0, -100, kept),
+      ops.linear_logprob(x, w, nil, target, 1, 0, -100))
   end)
 
   it("reduces what linear_logits gives", function()

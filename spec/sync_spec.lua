@@ -76,33 +76,46 @@ describe("a recipe's step", function()
     os.execute(("rm -r %q"):format(root))
   end)
 
-  -- On a GPU a head counts the rows that take part, and waits for their number.
   local HEADS = {
     "linear_logprob", "linear_logprob_backward", "linear_cross_entropy", "linear_distill",
     "linear_distill_topk",
   }
 
-  -- Adds to `outside` what the heads wait for; a function that ends it.
-  local function leave_heads_out(add)
+  -- Until the function that it gives is called: a head's forward is told how many rows take part,
+  -- which on a GPU spares it a wait. Of a backward the GPU alone knows their number, and the host
+  -- waits for it once. call(name, n) after a head that waited n times.
+  local function watch_heads(call)
     local raw = {}
-    for _, name in ipairs(lib.on_cpu and {} or HEADS) do
-      raw[name] = ops.raw[name]
+    for _, name in ipairs(HEADS) do
+      local head, at = ops.raw[name], nil
+      for i, p in ipairs(ops.schema[name].params) do
+        at = p.name == "kept" and i or at
+      end
+      raw[name] = head
       ops.raw[name] = function(...)
-        add(waits(raw[name], ...))
+        local before = syncs()
+        head(...)
+        assert.is_true(not at or (select(at, ...)) >= 0, name .. " is not told its rows")
+        assert.equal((lib.on_cpu or at) and 0 or 1, syncs() - before, name)
+        call(name, syncs() - before)
       end
     end
     return function()
-      for name, call in pairs(raw) do
-        ops.raw[name] = call
+      for name, head in pairs(raw) do
+        ops.raw[name] = head
       end
     end
   end
 
-  -- The waits of each step of a phase, without those of the heads and of `rollouts:complete`.
+  -- The waits of each step of a phase, without those of `rollouts:complete` and of the heads'
+  -- backwards; how often each head ran.
   local function waits_of(recipe, phase, ...)
     count = count + 1
-    local steps, outside, last = {}, 0, nil
-    local restore = leave_heads_out(function(n) outside = outside + n end)
+    local steps, calls, outside, last = {}, {}, 0, nil
+    local restore = watch_heads(function(name, n)
+      calls[name] = (calls[name] or 0) + 1
+      outside = outside + n
+    end)
     local new_run, new_rollouts = liger.run, liger.rollouts
     liger.run = function(...)
       local run = new_run(...)
@@ -138,7 +151,7 @@ describe("a recipe's step", function()
     restore()
     memory.reset()
     assert(ok, type(problem) == "table" and problem.message or problem)
-    return steps
+    return steps, calls
   end
 
   local function write(name, text)
@@ -156,47 +169,62 @@ describe("a recipe's step", function()
     for _, word in ipairs({ ... }) do
       args[#args + 1] = word
     end
-    local steps = waits_of("grpo", "grpo", unpack(args))
+    local steps, calls = waits_of("grpo", "grpo", unpack(args))
     assert.equal(4, #steps)
     table.remove(steps, 1) -- the evaluation before it counts there
-    return steps
+    return steps, calls
   end
 
   it("of SFT waits for the norm of its gradients and for its metrics, however it is cut", function()
     for _, tokens in ipairs({ "0", "60" }) do
-      assert.same({ 2, 2, 2 }, waits_of("sft", "sft", "--max-steps", "4", "--batch-size", "16",
-        "--micro-tokens", tokens))
+      local steps, calls = waits_of("sft", "sft", "--max-steps", "4", "--batch-size", "16",
+        "--micro-tokens", tokens)
+      assert.same({ 2, 2, 2 }, steps)
+      assert.is_true(calls.linear_cross_entropy >= 4)
+      assert.is_nil(calls.linear_logprob_backward) -- no head's backward, which would wait
     end
   end)
 
-  it("of GRPO waits for the same two", function()
-    for _, tokens in ipairs({ "0", "60" }) do
-      assert.same({ 2, 2, 2 }, grpo("--micro-tokens", tokens))
-    end
-    assert.same({ 2, 2, 2 }, grpo("--loss-type", "cispo", "--entropy-coef", "0.1"))
+  it("of GRPO waits for the same two, and in a GPU's backward once a head", function()
+    local steps, calls = grpo("--micro-tokens", "0")
+    assert.same({ 2, 2, 2 }, steps)
+    assert.same({ 4, 4 }, { calls.linear_logprob, calls.linear_logprob_backward })
+    assert.same({ 2, 2, 2 }, (grpo("--micro-tokens", "60")))
+    assert.same({ 2, 2, 2 }, (grpo("--loss-type", "cispo", "--entropy-coef", "0.1")))
     -- The threshold of entropies is one more, the norm one an iteration.
-    assert.same({ 3, 3, 3 }, grpo("--top-entropy-quantile", "0.5"))
-    assert.same({ 3, 3, 3 }, grpo("--num-iterations", "2"))
+    assert.same({ 3, 3, 3 }, (grpo("--top-entropy-quantile", "0.5")))
+    assert.same({ 3, 3, 3 }, (grpo("--num-iterations", "2")))
   end)
 
   it("of a preference method waits for the same two, aot and KTO for their numbers", function()
     local function waits_in(recipe, ...)
-      local steps = waits_of(recipe, recipe, "--batch-size", "6", "--sft-until", "0",
+      local steps, calls = waits_of(recipe, recipe, "--batch-size", "6", "--sft-until", "0",
         "--max-steps", "4", ...)
       table.remove(steps, 1)
-      return steps
+      return steps, calls
     end
     for _, name in ipairs({ "dpo", "orpo", "cpo" }) do
-      assert.same({ 2, 2, 2 }, waits_in(name, "--micro-tokens", "60"), name)
+      local steps, calls = waits_in(name, "--micro-tokens", "60")
+      assert.same({ 2, 2, 2 }, steps, name)
+      assert.is_true(calls.linear_logprob >= calls.linear_logprob_backward, name)
+      assert.is_true(calls.linear_logprob_backward >= 4, name)
     end
-    assert.same({ 2, 2, 2 }, waits_in("dpo", "--use-weighting"))
-    assert.same({ 2, 2, 2 }, waits_in("kto", "--loss-type", "apo_zero_unpaired"))
-    assert.same({ 3, 3, 3 }, waits_in("kto", "--micro-tokens", "60"))
-    assert.same({ 4, 4, 4 }, waits_in("dpo", "--loss-type", "aot"))
+    assert.same({ 2, 2, 2 }, (waits_in("dpo", "--use-weighting")))
+    assert.same({ 2, 2, 2 }, (waits_in("kto", "--loss-type", "apo_zero_unpaired")))
+    assert.same({ 3, 3, 3 }, (waits_in("kto", "--micro-tokens", "60")))
+    assert.same({ 4, 4, 4 }, (waits_in("dpo", "--loss-type", "aot")))
+  end)
+
+  it("of distillation waits for the same two", function()
+    local steps, calls = waits_of("distill", "distill", "--max-steps", "4", "--batch-size", "16",
+      "--micro-tokens", "60", "--teacher-until", "0", "--lmbda", "0")
+    table.remove(steps, 1)
+    assert.same({ 2, 2, 2 }, steps)
+    assert.is_true(calls.linear_distill >= 4)
   end)
 
   it("of GRPO waits no more with a loss of one's own", function()
-    assert.same({ 2, 2, 2 }, grpo("--loss",
-      write("own.lua", "return function(batch, logp) return -(logp * batch.advantage) end")))
+    assert.same({ 2, 2, 2 }, (grpo("--loss",
+      write("own.lua", "return function(batch, logp) return -(logp * batch.advantage) end"))))
   end)
 end)

@@ -17,8 +17,8 @@
  *                        name is a forward value or attribute, so it is what must be saved
  *
  * Ops allocate nothing, wait for nothing (but for the heads, linear_*, which on a device wait for the number of the rows that
- * take part) and give the same bits for the same inputs. Rows are treated alone. Sums run in fp32 or better. Dtypes are f32,
- * bf16 and f64 unless an op says otherwise: those on given logits take f16 too.
+ * take part unless `kept` tells it) and give the same bits for the same inputs. Rows are treated alone. Sums run in fp32 or
+ * better. Dtypes are f32, bf16 and f64 unless an op says otherwise: those on given logits take f16 too.
  */
 #ifndef LIGER_OPS_H
 #define LIGER_OPS_H
@@ -352,14 +352,17 @@ lg_status lg_linear_logits(lg_context *ctx, const lg_tensor *x, const lg_tensor 
  * predicted[n] is the smallest index of the largest z. Rows whose target is `ignore` take no part in the product and get 0 in all
  * outputs, -1 in predicted. `z`, when given, keeps the rows that took part, packed at the front, for the backward. A target outside
  * [0, V) is an error.
- *: x[N,C] w[V,C] b?[V] target[N]:i32 -> logp[N]:acc entropy?[N]:acc lse[N]:acc predicted?[N]:i32 z?[N,V]:acc */
+ * kept: how many targets are not `ignore`, where the caller knows, and any other number is an error; -1: counted, for which the host
+ * waits on a device.
+ *: x[N,C] w[V,C] b?[V] target[N]:i32 kept=-1 -> logp[N]:acc entropy?[N]:acc lse[N]:acc predicted?[N]:i32 z?[N,V]:acc */
 lg_status lg_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                             const lg_tensor *b, const lg_tensor *target, double temperature,
-                            double softcap, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
-                            lg_tensor *lse, lg_tensor *predicted, lg_tensor *z);
+                            double softcap, int64_t ignore, int64_t kept, lg_tensor *logp,
+                            lg_tensor *entropy, lg_tensor *lse, lg_tensor *predicted, lg_tensor *z);
 /* dz[n,v] = dlogp[n] ([v = target[n]] - p[n,v]) - dentropy[n] p[n,v] (z[n,v] - lse[n] + entropy[n]), then through the
  * temperature and the cap to dx = dlogits w, dw += dlogits^T x, db += sum of dlogits. Rows that are ignored or whose dlogp and
- * dentropy are exactly 0 are left out of the products; their dx is 0. `z` is overwritten; without it the logits are recomputed.
+ * dentropy are exactly 0 are left out of the products; their dx is 0. Which these are the device alone knows: there is no `kept`.
+ * `z` is overwritten; without it the logits are recomputed.
  *: dlogp[N]:acc dentropy?[N]:acc x[N,C] w[V,C] b?[V] target[N]:i32 entropy?[N]:acc lse[N]:acc z?[N,V]:acc -> z dx[N,C] dw+[V,C]:acc db+[V]:acc */
 lg_status lg_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp,
                                      const lg_tensor *dentropy, const lg_tensor *x,
@@ -373,13 +376,14 @@ lg_status lg_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp,
  * label_smoothing, c = class_weight (1 without), t = target[n] and f = p[n,t], a constant, with token_scaling, else 1:
  *   loss[n] = f ((1 - s) c[t] (lse[n] - z[n,t]) + s / V sum_v c[v] (lse[n] - z[n,v])),  square[n] = f lse[n]^2;
  * grad_x, grad_w and grad_b are the gradients of scale * sum of loss + z_scale * sum of square. predicted[n] is the smallest index of
- * the largest z. Rows whose target is `ignore` get 0, and -1 in predicted. A target outside [0, V) is an error.
- *: x[N,C] w[V,C] b?[V] target[N]:i32 class_weight?[V]:acc -> loss[N]:acc square?[N]:acc entropy?[N]:acc predicted?[N]:i32 grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
+ * the largest z. Rows whose target is `ignore` get 0, and -1 in predicted. A target outside [0, V) is an error. `kept` is that of
+ * linear_logprob.
+ *: x[N,C] w[V,C] b?[V] target[N]:i32 class_weight?[V]:acc kept=-1 -> loss[N]:acc square?[N]:acc entropy?[N]:acc predicted?[N]:i32 grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
 lg_status lg_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                                   const lg_tensor *b, const lg_tensor *target,
                                   const lg_tensor *class_weight, double scale, double z_scale,
                                   double label_smoothing, bool token_scaling, double softcap,
-                                  int64_t ignore, lg_tensor *loss, lg_tensor *square,
+                                  int64_t ignore, int64_t kept, lg_tensor *loss, lg_tensor *square,
                                   lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
                                   lg_tensor *grad_w, lg_tensor *grad_b);
 
@@ -523,29 +527,30 @@ lg_status lg_tvd_prob_backward(lg_context *ctx, const lg_tensor *dloss, const lg
  * entropy at temperature 1, soft[n] one of the losses above (divergence: LG_TVD, LG_JSD or LG_COSINE), entropy[n] that of p.
  * Logits are softcap tanh((x w^T + b) / softcap), without the cap when it is 0. grad_x, grad_w and grad_b are the gradients of
  * sum of weight_hard[n] hard[n] + weight_soft[n] soft[n]; without a weight its term has none. Rows whose target is `ignore` take
- * no part in the products and get 0 in all outputs.
- *: x[N,C] w[V,C] b?[V] teacher_x[N,K] teacher_w[U,K] teacher_b?[U] target[N]:i32 weight_hard?[N]:acc weight_soft?[N]:acc -> hard[N]:acc soft[N]:acc entropy?[N]:acc grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
+ * no part in the products and get 0 in all outputs. `kept` is that of linear_logprob.
+ *: x[N,C] w[V,C] b?[V] teacher_x[N,K] teacher_w[U,K] teacher_b?[U] target[N]:i32 weight_hard?[N]:acc weight_soft?[N]:acc kept=-1 -> hard[N]:acc soft[N]:acc entropy?[N]:acc grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
 lg_status lg_linear_distill(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                             const lg_tensor *b, const lg_tensor *teacher_x,
                             const lg_tensor *teacher_w, const lg_tensor *teacher_b,
                             const lg_tensor *target, const lg_tensor *weight_hard,
                             const lg_tensor *weight_soft, int64_t divergence, double beta,
                             double temperature, double softcap, double teacher_softcap,
-                            int64_t ignore, lg_tensor *hard, lg_tensor *soft, lg_tensor *entropy,
-                            lg_tensor *grad_x, lg_tensor *grad_w, lg_tensor *grad_b);
+                            int64_t ignore, int64_t kept, lg_tensor *hard, lg_tensor *soft,
+                            lg_tensor *entropy, lg_tensor *grad_x, lg_tensor *grad_w,
+                            lg_tensor *grad_b);
 
 /* The same against a teacher of whom some ids and their log-probabilities at temperature 1 are known, K of each row and distinct;
  * an id outside [0, V) is none. The probability that they lack, at least 1e-6, is the teacher's of all other columns, in
  * proportion to the student's own: a divergence at temperature 1 sees these as one class.
- *: x[N,C] w[V,C] b?[V] teacher_id[N,K]:i32 teacher_logp[N,K]:acc target[N]:i32 weight_hard?[N]:acc weight_soft?[N]:acc -> hard[N]:acc soft[N]:acc entropy?[N]:acc grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
+ *: x[N,C] w[V,C] b?[V] teacher_id[N,K]:i32 teacher_logp[N,K]:acc target[N]:i32 weight_hard?[N]:acc weight_soft?[N]:acc kept=-1 -> hard[N]:acc soft[N]:acc entropy?[N]:acc grad_x?[N,C] grad_w+?[V,C]:acc grad_b+?[V]:acc */
 lg_status lg_linear_distill_topk(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                                  const lg_tensor *b, const lg_tensor *teacher_id,
                                  const lg_tensor *teacher_logp, const lg_tensor *target,
                                  const lg_tensor *weight_hard, const lg_tensor *weight_soft,
                                  int64_t divergence, double beta, double temperature,
-                                 double softcap, int64_t ignore, lg_tensor *hard, lg_tensor *soft,
-                                 lg_tensor *entropy, lg_tensor *grad_x, lg_tensor *grad_w,
-                                 lg_tensor *grad_b);
+                                 double softcap, int64_t ignore, int64_t kept, lg_tensor *hard,
+                                 lg_tensor *soft, lg_tensor *entropy, lg_tensor *grad_x,
+                                 lg_tensor *grad_w, lg_tensor *grad_b);
 
 /* ---- optimiser ---- */
 

@@ -52,6 +52,37 @@ local function acc_dtype(x)
   return x.dtype == "f64" and "f64" or "f32"
 end
 
+local function count(ids, n, ignore)
+  local kept = 0
+  for i = 0, n - 1 do
+    if ids[i] ~= ignore then
+      kept = kept + 1
+    end
+  end
+  return kept
+end
+
+-- How many targets are not `ignore`, which the operators need not wait for then; -1 where the host
+-- does not know. Heads over the same targets count a mirror once: only an upload changes it. The
+-- CPU's own memory is counted each time, as data() lets anyone write there.
+local function known_kept(target, ignore)
+  if not Tensor.is(target) or target.dtype ~= "i32" or target.storage.dead then
+    return -1 -- the operator says so, if it is wrong
+  end
+  local ids, storage = target:upload():known(), target.storage
+  if not ids then
+    return -1
+  end
+  local counted = storage.counted
+  if not counted or counted.mirror ~= storage.mirror or counted.ignore ~= ignore then
+    counted = {
+      mirror = storage.mirror, ignore = ignore, kept = count(ids, target:numel(), ignore),
+    }
+    storage.counted = storage.mirror ~= true and counted or nil
+  end
+  return counted.kept
+end
+
 local function linear_logprob_backward(node)
   local o = node.options
   local dlogp = gradient.incoming(node.out_logp, true)
@@ -91,7 +122,8 @@ function M.linear_logprob(x, w, target, options)
     z = Tensor.empty({ N, w.shape[1] }, acc)
   end
   ops.raw.linear_logprob(
-    x, w, o.bias, target, o.temperature, o.softcap, o.ignore, logp, entropy, lse, predicted, z
+    x, w, o.bias, target, o.temperature, o.softcap, o.ignore, known_kept(target, o.ignore), logp,
+    entropy, lse, predicted, z
   )
   if wanted then
     local node = autograd.new_node(linear_logprob_backward, edges)
@@ -140,20 +172,24 @@ local function with_made_gradients(op, factor, x, w, b, run)
   return loss
 end
 
--- What a mean over the kept rows divides by: the sum of their class weights, and their number. The
--- op refuses a target that is no class.
-local function divisors(target, o)
-  local kept, sum, ids = 0, 0, target:read()
-  local weight = o.class_weight and o.class_weight:read()
-  local V = weight and o.class_weight:numel()
+-- The number of kept rows, and of what a mean over them divides by: the sum of their class weights,
+-- their number without. The op refuses a target that is no class.
+local function read_kept(target, o)
+  local kept, ids = known_kept(target, o.ignore), target:read()
+  if kept < 0 then
+    kept = count(ids, target:numel(), o.ignore)
+  end
+  if not o.class_weight then
+    return kept, math.max(kept, 1)
+  end
+  local sum, weight, V = 0, o.class_weight:read(), o.class_weight:numel()
   for i = 0, target:numel() - 1 do
     local id = ids[i]
-    if id ~= o.ignore then
-      kept = kept + 1
-      sum = sum + (not weight and 1 or id >= 0 and id < V and weight[id] or 0)
+    if id ~= o.ignore and id >= 0 and id < V then
+      sum = sum + weight[id]
     end
   end
-  return sum ~= 0 and sum or 1, math.max(kept, 1)
+  return kept, sum ~= 0 and sum or 1
 end
 
 --- scale * sum of the cross entropy of each target. The gradients are made here, in the forward:
@@ -178,9 +214,13 @@ function M.linear_cross_entropy(x, w, target, options)
   end
   local N, acc = x.shape[1] or 0, acc_dtype(x)
   local scale, z_scale = o.scale, o.scale
-  if not scale then
-    local sum, kept = divisors(target, o)
-    scale, z_scale = 1 / sum, 1 / kept
+  local kept
+  if scale then
+    kept = known_kept(target, o.ignore)
+  else
+    local sum
+    kept, sum = read_kept(target, o)
+    scale, z_scale = 1 / sum, 1 / math.max(kept, 1)
   end
   local rows = {
     loss = Tensor.empty({ N }, acc),
@@ -191,7 +231,7 @@ function M.linear_cross_entropy(x, w, target, options)
     local square = o.z_loss ~= 0 and Tensor.empty({ N }, acc) or nil
     ops.raw.linear_cross_entropy(
       x, w, o.bias, target, o.class_weight, scale, z_scale * o.z_loss, o.label_smoothing,
-      o.token_scaling or false, o.softcap, o.ignore, rows.loss, square, rows.entropy,
+      o.token_scaling or false, o.softcap, o.ignore, kept, rows.loss, square, rows.entropy,
       rows.predicted, grad_x, grad_w, grad_b
     )
     local all = ops.affine(ops.sum(rows.loss), scale, 0)
@@ -207,7 +247,7 @@ end
 
 local DIVERGENCES = { tvd = lib.C.LG_TVD, jsd = lib.C.LG_JSD, cosine = lib.C.LG_COSINE }
 
--- Both forms: run(divergence, rows, ...) calls the operator, with the gradients to make last.
+-- Both forms: run(divergence, kept, rows, ...) calls the operator, with the gradients to make last.
 local function distill(op, o, x, w, target, run)
   local N, acc = x.shape[1] or 0, acc_dtype(x)
   local divergence = DIVERGENCES[o.divergence]
@@ -216,7 +256,13 @@ local function distill(op, o, x, w, target, run)
       ("%s: divergence is %s, wanted tvd, jsd or cosine"):format(op, tostring(o.divergence))
     )
   end
-  o.weight_soft = o.weight_soft or 1 / select(2, divisors(target, o))
+  local kept
+  if o.weight_soft then
+    kept = known_kept(target, o.ignore)
+  else
+    kept = read_kept(target, o)
+    o.weight_soft = 1 / math.max(kept, 1)
+  end
   local rows = {}
   for _, name in ipairs({ "hard", "soft", "entropy" }) do
     rows[name] = Tensor.empty({ N }, acc)
@@ -226,7 +272,7 @@ local function distill(op, o, x, w, target, run)
       local weight = o["weight_" .. name] or 0
       o["weight_" .. name] = Tensor.is(weight) and weight or create.full_like(rows[name], weight)
     end
-    run(tonumber(divergence), rows, grad_x, grad_w, grad_b)
+    run(tonumber(divergence), kept, rows, grad_x, grad_w, grad_b)
     local loss
     for _, name in ipairs({ "hard", "soft" }) do
       -- An infinite term without weight is none.
@@ -256,10 +302,10 @@ end
 ---   the weights; entropy of the student at the temperature
 function M.linear_distill(x, w, teacher_x, teacher_w, target, options)
   local o = with_defaults("linear_distill", DISTILL_DEFAULTS, options)
-  return distill("linear_distill", o, x, w, target, function(divergence, rows, ...)
+  return distill("linear_distill", o, x, w, target, function(divergence, kept, rows, ...)
     ops.raw.linear_distill(
       x, w, o.bias, teacher_x, teacher_w, o.teacher_bias, target, o.weight_hard, o.weight_soft,
-      divergence, o.beta, o.temperature, o.softcap, o.teacher_softcap, o.ignore, rows.hard,
+      divergence, o.beta, o.temperature, o.softcap, o.teacher_softcap, o.ignore, kept, rows.hard,
       rows.soft, rows.entropy, ...
     )
   end)
@@ -272,10 +318,10 @@ end
 ---@param options? table             of linear_distill, without those of the teacher
 function M.linear_distill_topk(x, w, teacher_id, teacher_logp, target, options)
   local o = with_defaults("linear_distill_topk", TOPK_DEFAULTS, options)
-  return distill("linear_distill_topk", o, x, w, target, function(divergence, rows, ...)
+  return distill("linear_distill_topk", o, x, w, target, function(divergence, kept, rows, ...)
     ops.raw.linear_distill_topk(
       x, w, o.bias, teacher_id, teacher_logp, target, o.weight_hard, o.weight_soft, divergence,
-      o.beta, o.temperature, o.softcap, o.ignore, rows.hard, rows.soft, rows.entropy, ...
+      o.beta, o.temperature, o.softcap, o.ignore, kept, rows.hard, rows.soft, rows.entropy, ...
     )
   end)
 end

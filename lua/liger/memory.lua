@@ -28,6 +28,7 @@ local recorded -- blocks by size, released while a graph is recorded: its own, n
 ---@field holds integer|nil   gradients that share it, see autograd.lua
 ---@field mirror ffi.cdata*|true|nil  the host's copy of what was staged, until something writes
 ---   there; true on the CPU, where it is the storage itself
+---@field counted table|nil   what head.lua counted of the mirror
 
 -- Sizes are rounded to an eighth of a power of two, so that batches of nearly the same length share
 -- blocks.

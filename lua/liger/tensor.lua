@@ -177,6 +177,7 @@ function methods:upload()
   if self.host then
     lib.check(C.lg_upload(lib.ctx, self.host, self.raw))
     self.storage.mirror, self.is_mirrored, self.host = self.host, true, nil
+    self.storage.counted = nil -- see head.lua: what the mirror's old values gave
   end
   return self
 end
@@ -215,22 +216,26 @@ function methods:data()
   return ffi.cast(pointer[self.dtype], self.raw.data)
 end
 
+--- The values as read() gives them where the host knows them, without a wait; else nil.
+---@return ffi.cdata*|nil
+function methods:known()
+  local mirror = self.host or self.is_mirrored and self.storage.mirror
+  return mirror == true and self:data() or mirror or nil
+end
+
 --- The values of a dense tensor as an array of its C type, from 0. Waits for the device, unless the
 --- values came from the host and have not changed since; on the CPU it is the data itself, and
 --- counts as such a wait.
 ---@return ffi.cdata*
 function methods:read()
-  if self.host then
-    return self.host
-  end
-  local mirror = self.is_mirrored and self.storage.mirror
-  if self.raw.device == C.LG_CPU then
-    if not mirror and not self.storage.foreign then
+  local known = self:known()
+  if known then
+    return known
+  elseif self.raw.device == C.LG_CPU then
+    if not self.storage.foreign then
       lib.stats.syncs = lib.stats.syncs + 1
     end
     return self:data()
-  elseif mirror then
-    return mirror
   end
   local host = new_array[self.dtype](math.max(self:numel(), 1))
   lib.check(C.lg_download(lib.ctx, self.raw, host))

@@ -7,6 +7,12 @@ local function targets(s)
   return y
 end
 
+-- Of these how many are not ignored, where the op is told.
+local function kept(s)
+  return not s.told and -1 or s.ignored == "all" and 0
+    or s.ignored and s.N - math.ceil(s.N / 3) or s.N
+end
+
 return {
   shapes = {
     { N = 0, C = 8, V = 5 }, -- nothing to do
@@ -16,6 +22,10 @@ return {
     { N = 40, C = 24, V = 1030, softcap = 3, ignored = true }, -- enough for two threads
     { N = 2100, C = 8, V = 19 }, -- more than a chunk of rows
     { N = 9, C = 8, V = 33, smoothing = 0.2, z_scale = 0.01, ignored = true },
+    -- The host knows how many rows take part: none, some, all.
+    { N = 4, C = 8, V = 5, ignored = "all", told = true },
+    { N = 9, C = 8, V = 33, smoothing = 0.2, z_scale = 0.01, ignored = true, told = true },
+    { N = 7, C = 19, V = 37, told = true },
     -- Every option, and a vocabulary of several blocks.
     { N = 6, C = 8, V = 20001, smoothing = 0.1, z_scale = 0.02, softcap = 5, weighted = true,
       token_scaling = true },
@@ -24,6 +34,9 @@ return {
     { N = 3, C = 40, V = 151936 }, -- vocabularies of real models: eight blocks a row
     { N = 5, C = 24, V = 128256, softcap = 3, ignored = true },
     { N = 3, C = 40, V = 151936, smoothing = 0.1, z_scale = 0.01, token_scaling = true },
+    -- Told: chunks of rows that are gathered, and of rows that are not.
+    { N = 6600, C = 16, V = 190, ignored = true, told = true },
+    { N = 4200, C = 16, V = 190, told = true },
   },
   bench = { { N = 2560, C = 128, V = 256 }, { N = 1024, C = 576, V = 49152 } },
   device_bench = { { N = 4096, C = 4096, V = 128256 }, { N = 8192, C = 1024, V = 151936 } },
@@ -40,6 +53,7 @@ return {
       token_scaling = s.token_scaling or false,
       softcap = s.softcap or 0,
       ignore = -100,
+      kept = kept(s),
     }
   end,
   bytes = function(s, width)

@@ -7,6 +7,12 @@ local function targets(s)
   return y
 end
 
+-- Of these how many are not ignored, where the op is told.
+local function kept(s)
+  return not s.told and -1 or s.ignored == "all" and 0
+    or s.ignored and s.N - math.ceil(s.N / 3) or s.N
+end
+
 local TVD, JSD, COSINE = 0, 1, 2
 
 return {
@@ -24,6 +30,14 @@ return {
     { N = 2, C = 8, K = 8, V = 20002, divergence = JSD }, -- a cluster of blocks
     { N = 2100, C = 8, K = 12, V = 19, ignored = true, divergence = JSD }, -- gathered rows
     { N = 4200, C = 8, K = 12, V = 19, divergence = JSD }, -- more than a chunk of rows
+    -- The host knows how many rows take part: none, some, all.
+    { N = 4, C = 8, K = 8, V = 5, ignored = "all", told = true },
+    { N = 7, C = 19, K = 11, V = 37, U = 40, ignored = true, told = true },
+    { N = 9, C = 16, K = 8, V = 130, softcap = 4, divergence = JSD, told = true },
+  },
+  device_shapes = {
+    -- Told: chunks of rows that are gathered.
+    { N = 6600, C = 8, K = 12, V = 19, ignored = true, divergence = JSD, told = true },
   },
   bench = { { N = 512, C = 128, K = 256, V = 256 } },
   device_bench = { { N = 4096, C = 2048, K = 4096, V = 128256 } },
@@ -45,6 +59,7 @@ return {
       softcap = s.softcap or 0,
       teacher_softcap = (s.softcap or 0) * 2,
       ignore = -100,
+      kept = kept(s),
     }
   end,
   bytes = function(s, width)

@@ -33,7 +33,7 @@ lg_status cpu_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg
                                    const lg_tensor *b, const lg_tensor *target,
                                    const lg_tensor *class_weight, double scale, double z_scale,
                                    double label_smoothing, bool token_scaling, double softcap,
-                                   int64_t ignore, lg_tensor *loss, lg_tensor *square,
+                                   int64_t ignore, int64_t kept, lg_tensor *loss, lg_tensor *square,
                                    lg_tensor *entropy, lg_tensor *predicted, lg_tensor *grad_x,
                                    lg_tensor *grad_w, lg_tensor *grad_b) {
     const lm_head head = {x, w, b, 1.0, softcap};
@@ -42,7 +42,6 @@ lg_status cpu_linear_cross_entropy(lg_context *ctx, const lg_tensor *x, const lg
     loss_options o = {.scale = scale, .z_scale = z_scale, .token_scaling = token_scaling};
     const int32_t *targets = target->data;
     int32_t *row;
-    int64_t kept;
     void *packed = NULL, *logits = NULL;
     o.gradient = grad_x || grad_w || grad_b;
     o.predicted = predicted != NULL;

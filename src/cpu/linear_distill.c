@@ -12,7 +12,7 @@ typedef struct distill {
     const lg_tensor *id, *logp; /* [N, K], in place of a teacher's head */
     divergence d;
     const lg_tensor *target, *weight_hard, *weight_soft; /* [N], the weights or NULL */
-    int64_t ignore;
+    int64_t ignore, kept;
     lg_tensor *hard, *soft, *entropy, *grad_x, *grad_w, *grad_b;
 } distill;
 
@@ -104,7 +104,7 @@ static lg_status reserve(lg_context *ctx, const distill *o, bool all, distill_ro
 static lg_status run(lg_context *ctx, const distill *o) {
     const int64_t N = o->student.x->shape[0];
     int32_t *row;
-    int64_t kept;
+    int64_t kept = o->kept;
     distill_room room;
     LG_TRY(divergence_check(ctx, o->op, o->d.kind, o->d.beta, o->d.temperature));
     LG_TRY(head_kept_rows(ctx, o->op, o->target, o->d.V, o->ignore, &row, &kept));
@@ -145,13 +145,15 @@ lg_status cpu_linear_distill(lg_context *ctx, const lg_tensor *x, const lg_tenso
                              const lg_tensor *target, const lg_tensor *weight_hard,
                              const lg_tensor *weight_soft, int64_t kind, double beta,
                              double temperature, double softcap, double teacher_softcap,
-                             int64_t ignore, lg_tensor *hard, lg_tensor *soft, lg_tensor *entropy,
-                             lg_tensor *grad_x, lg_tensor *grad_w, lg_tensor *grad_b) {
+                             int64_t ignore, int64_t kept, lg_tensor *hard, lg_tensor *soft,
+                             lg_tensor *entropy, lg_tensor *grad_x, lg_tensor *grad_w,
+                             lg_tensor *grad_b) {
     distill o = distill_of(x, w, b, softcap, kind, beta, temperature);
     o.op = "linear_distill";
     o.teacher = (lm_head){teacher_x, teacher_w, teacher_b, 1.0, teacher_softcap};
     if (teacher_w->shape[0] < o.d.V) o.d.V = teacher_w->shape[0];
-    o.target = target, o.weight_hard = weight_hard, o.weight_soft = weight_soft, o.ignore = ignore;
+    o.target = target, o.weight_hard = weight_hard, o.weight_soft = weight_soft;
+    o.ignore = ignore, o.kept = kept;
     o.hard = hard, o.soft = soft, o.entropy = entropy;
     o.grad_x = grad_x, o.grad_w = grad_w, o.grad_b = grad_b;
     return run(ctx, &o);
@@ -162,13 +164,14 @@ lg_status cpu_linear_distill_topk(lg_context *ctx, const lg_tensor *x, const lg_
                                   const lg_tensor *teacher_logp, const lg_tensor *target,
                                   const lg_tensor *weight_hard, const lg_tensor *weight_soft,
                                   int64_t kind, double beta, double temperature, double softcap,
-                                  int64_t ignore, lg_tensor *hard, lg_tensor *soft,
+                                  int64_t ignore, int64_t kept, lg_tensor *hard, lg_tensor *soft,
                                   lg_tensor *entropy, lg_tensor *grad_x, lg_tensor *grad_w,
                                   lg_tensor *grad_b) {
     distill o = distill_of(x, w, b, softcap, kind, beta, temperature);
     o.op = "linear_distill_topk";
     o.id = teacher_id, o.logp = teacher_logp;
-    o.target = target, o.weight_hard = weight_hard, o.weight_soft = weight_soft, o.ignore = ignore;
+    o.target = target, o.weight_hard = weight_hard, o.weight_soft = weight_soft;
+    o.ignore = ignore, o.kept = kept;
     o.hard = hard, o.soft = soft, o.entropy = entropy;
     o.grad_x = grad_x, o.grad_w = grad_w, o.grad_b = grad_b;
     return run(ctx, &o);

@@ -126,20 +126,25 @@ lg_status head_products(lg_context *ctx, const lm_head *head, const void *dlogit
 }
 
 lg_status head_kept_rows(lg_context *ctx, const char *op, const lg_tensor *target, int64_t V,
-                         int64_t ignore, int32_t **row, int64_t *num) {
+                         int64_t ignore, int32_t **row, int64_t *kept) {
     const int64_t N = target->shape[0];
     const int32_t *t = target->data;
+    int64_t num = 0;
     void *scratch;
     LG_TRY(lg_scratch(ctx, N * 4, &scratch));
     *row = scratch;
-    *num = 0;
     for (int64_t n = 0; n < N; n++) {
         if (t[n] == ignore) continue;
         if (t[n] < 0 || t[n] >= V)
             return lg_fail(ctx, LG_EINVAL, "%s: target[%lld] is %d, wanted [0, %lld) or %lld", op,
                            (long long)n, t[n], (long long)V, (long long)ignore);
-        (*row)[(*num)++] = (int32_t)n;
+        (*row)[num++] = (int32_t)n;
     }
+    if (*kept != -1 && *kept != num)
+        return lg_fail(ctx, LG_EINVAL,
+                       "%s: kept is %lld, wanted %lld, the targets that are not ignored", op,
+                       (long long)*kept, (long long)num);
+    *kept = num;
     return LG_OK;
 }
 

@@ -43,10 +43,11 @@ VEC_INLINE f32x16 head_slope16(const lm_head *head, f32x16 z) {
     return (1.0f - t * t) * slope;
 }
 
-/* The rows whose target is not `ignore`, in scratch. Fails at the first target that is neither
- * in [0, V) nor `ignore`. */
+/* The rows whose target is not `ignore`, in scratch; *kept is how many the caller says, or -1, and
+ * becomes their number. Fails at the first target that is neither in [0, V) nor `ignore`, and
+ * where the caller is wrong. */
 lg_status head_kept_rows(lg_context *ctx, const char *op, const lg_tensor *target, int64_t V,
-                         int64_t ignore, int32_t **row, int64_t *num);
+                         int64_t ignore, int32_t **row, int64_t *kept);
 
 /* The address of an element. */
 static inline void *logits_at(void *data, int64_t element, lg_dtype dtype) {

@@ -5,13 +5,13 @@
 
 lg_status cpu_linear_logprob(lg_context *ctx, const lg_tensor *x, const lg_tensor *w,
                              const lg_tensor *b, const lg_tensor *target, double temperature,
-                             double softcap, int64_t ignore, lg_tensor *logp, lg_tensor *entropy,
-                             lg_tensor *lse, lg_tensor *predicted, lg_tensor *z) {
+                             double softcap, int64_t ignore, int64_t kept, lg_tensor *logp,
+                             lg_tensor *entropy, lg_tensor *lse, lg_tensor *predicted,
+                             lg_tensor *z) {
     const lm_head head = {x, w, b, temperature, softcap};
     const int64_t N = x->shape[0], C = x->shape[1], V = w->shape[0];
     const lg_dtype dtype = logits_dtype(&head);
     int32_t *row;
-    int64_t kept;
     LG_TRY(check_temperature(ctx, "linear_logprob", temperature));
     LG_TRY(head_kept_rows(ctx, "linear_logprob", target, V, ignore, &row, &kept));
     const int64_t chunk = head_chunk_rows(&head);
@@ -83,7 +83,7 @@ lg_status cpu_linear_logprob_backward(lg_context *ctx, const lg_tensor *dlogp,
     const int64_t N = x->shape[0], C = x->shape[1], V = w->shape[0];
     const lg_dtype dtype = logits_dtype(&head);
     int32_t *row;
-    int64_t kept, active = 0;
+    int64_t kept = -1, active = 0;
     LG_TRY(check_temperature(ctx, "linear_logprob_backward", temperature));
     if (dentropy && !entropy)
         return lg_fail(ctx, LG_EINVAL,
