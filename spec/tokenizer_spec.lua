@@ -3,6 +3,7 @@
 local helper = require("spec.helper")
 local cjson = require("cjson")
 local pyvalue = require("liger.data.pyvalue")
+local prompts = require("liger.data.prompts")
 local tokenizer = require("liger.data.tokenizer")
 
 local function shell(command)
@@ -172,13 +173,20 @@ describe("folders", function()
     }
     with_folder({ ["tokenizer.json"] = tiny, ["tokenizer_config.json"] = config }, function(folder)
       local t = tokenizer.load(folder)
+      local copy = folder .. "/copy"
+      shell(("mkdir '%s'"):format(copy))
+      t:save(copy)
+      for _, one in ipairs({ t, tokenizer.load(copy) }) do
+        local chat = one:apply_chat_template({ { role = "user", content = "hi" } })
+        assert.equal("<s>hi</s>", chat)
+        assert.same({ 3, 2, 4 }, one:encode(chat))
+        assert.same({ 3, 2 }, one:encode("hi", { special = true }))
+        local sample = prompts.encode(one, { { role = "user", content = "hi" } })
+        assert.same({ 3, 2, 4 }, sample)
+      end
       assert.equal(3, t.bos_id)
       assert.equal(4, t.eos_id)
       assert.is_nil(t.pad_id)
-      local chat = t:apply_chat_template({ { role = "user", content = "hi" } })
-      assert.equal("<s>hi</s>", chat)
-      assert.same({ 3, 2, 4 }, t:encode(chat))
-      assert.same({ 3, 2 }, t:encode("hi", { special = true }))
       assert.same({ 2 }, t:encode("hi"))
       assert.equal(2, t:id("hi"))
       assert.is_nil(t:id("ho"))
