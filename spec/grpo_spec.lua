@@ -174,6 +174,23 @@ describe("the KL term", function()
     end
   end)
 
+  it("B30: is that of fp32 under a bf16 head", function()
+    for _, case in ipairs({ { 2, 4.389056 }, { -2, 1.135335 }, { 100, math.exp(20) - 21 } }) do
+      local d = case[1]
+      local x = fn.ones(1, 1, "bf16")
+      local w = Tensor.from_table({ { 0 }, { -100 } }, "bf16"):requires_grad_()
+      local logp = fn.linear_logprob(x, w, helper.ids(1))
+      local batch = new_batch({ { advantage = 0, logp = { 0 }, ref = { -100 + d } } }, "f32")
+      local o = options({ beta = 1, use_bias_correction_kl = false })
+      weigh(batch, { 1 }, "f32")
+      local loss = grpo.loss(batch, logp, fn.full_like(logp, 0), o)
+      loss:backward()
+      helper.close(loss:item() / case[2], 1, 1e-5)
+      local slope = d < 20 and 1 - math.exp(d) or 0
+      helper.close(w.grad, { { -slope }, { slope } }, 1e-5)
+    end
+  end)
+
   it("is multiplied by the ratio with its correction, which adds to the gradient", function()
     local sequence = { advantage = 0, logp = { -1 }, old = { -1.1 }, ref = { -1.5 } }
     local d, r = -0.5, math.exp(0.1)

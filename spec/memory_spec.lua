@@ -38,6 +38,25 @@ local DROPPING = [[
   print(most - before, memory.stats().peak / 2 ^ 20)
 ]]
 
+-- With 25 MiB of address space left and 20 of them unreachable, but too few for Lua to collect by
+-- itself: whether 10 can be had, and 40 can not.
+local RETRYING = [[
+  local ffi, Tensor = require("ffi"), require("liger.tensor")
+  ffi.cdef("int setrlimit(int, const uint64_t *);")
+  local function take(mib)
+    return Tensor.empty({ mib * 2 ^ 20 }, "u8")
+  end
+  take(1)
+  collectgarbage()
+  collectgarbage("stop")
+  local file = io.open("/proc/self/statm")
+  local room = (tonumber(file:read("*a"):match("^%d+")) * 4096 + 25 * 2 ^ 20)
+  file:close()
+  assert(ffi.C.setrlimit(9, ffi.new("uint64_t[2]", room, room)) == 0) -- RLIMIT_AS
+  take(20)
+  print((pcall(take, 10)), not pcall(take, 40))
+]]
+
 -- Runs in a scope that closes when fn is done.
 local function within(inside)
   local scope = memory.open_scope()
@@ -248,6 +267,10 @@ describe("memory", function()
     local grown, peak = helper.run_lua(DROPPING):match("(%S+)%s+(%S+)")
     assert(tonumber(grown) < 64, ("resident memory grew by %s MiB"):format(grown))
     assert(tonumber(peak) < 64, ("the peak is %s MiB"):format(peak))
+  end)
+
+  it("tries once more after a collection, where there was none (B101)", function()
+    assert.equal("true\ttrue\n", helper.run_lua(RETRYING))
   end)
 
   it("stays bounded when lengths vary inside scopes", function()

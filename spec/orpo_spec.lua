@@ -36,7 +36,9 @@ describe("ORPO", function()
       for _, case in ipairs({
         { -0.5, -1, 0.974077, 0.320300 }, { -1e-8, -1, 18.96201, 5.8e-9 }, { 0, -1 }, { -1, 0 },
       }) do
-        local batch, logp = new_batch({ { { case[1] }, { case[2] } } }, dtype)
+        -- Averages: the number of tokens does not count.
+        local a, b = case[1], case[2]
+        local batch, logp = new_batch({ { { a, a }, { b, b, b } } }, dtype)
         logp:requires_grad_()
         local loss, values = orpo.loss(batch, logp, orpo.options())
         loss:backward()

@@ -46,7 +46,10 @@ describe("packed completions", function()
     local p = pack.completions({
       { ids = { 5, 6 }, completion = { 2 } }, { ids = { 5 }, completion = { 6, 2 } },
     })
+    assert.same({ 5, 6, 5, 6 }, list(p.ids))
     assert.same({ -100, 2, 6, 2 }, list(p.target))
+    -- Of 5 6 2 2 2 with two pads: the pads are not there.
+    assert.same({ 6, 2, -100 }, list(pack.sequences({ { 5, 6, 2 } }).target))
   end)
 
   it("may be none", function()

@@ -183,10 +183,11 @@ describe("--resume", function()
   end)
 
   it("B94: reads the rows of the straight run, each once an epoch", function()
-    local out = run(toy, { ["save-steps"] = 6 }, "STOP=6")
+    local longer = run(toy, { ["max-steps"] = 10 })
+    local out = run(toy, { ["save-steps"] = 6, ["max-steps"] = 10 }, "STOP=6")
     run(toy, { resume = out })
     local seen = {}
-    for i = 3, 10 do
+    for i = 3, 10 do -- two epochs; steps 9 and 10 begin the third
       local line = lines(out)[i]
       seen[#seen + 1], seen[#seen + 2] = line.first, line.second
     end
@@ -197,7 +198,7 @@ describe("--resume", function()
       end
       assert.equal(8, #once)
     end
-    same(straight, out, 8)
+    same(longer, out, 10)
   end)
 
   it("goes on after Ctrl-C, which saves after its step whatever save_steps is", function()
@@ -307,7 +308,7 @@ describe("--resume", function()
   end)
 end)
 
--- Each recipe in four steps, and from its checkpoint after two.
+-- Each recipe in four steps or more, and from its checkpoint after half of them.
 describe("--resume gives the bits of the straight run in", function()
   local OPTIONS = {
     ["max-steps"] = 4, ["save-steps"] = 2, seed = 1, ["eval-rows"] = 5, ["warmup-steps"] = 1,
@@ -319,13 +320,13 @@ describe("--resume gives the bits of the straight run in", function()
 
   local function resumes(recipe, options, wanted)
     local straight, output = run(recipe, options)
-    local out = folder()
-    local _, said = run(recipe, {
-      resume = straight .. "/checkpoint-2", out = out, threads = 1, ["save-steps"] = 4,
-    })
-    local wanted_line = ("resumed from %s/checkpoint-2 (step 2)\n"):format(straight)
+    local out, half = folder(), options["save-steps"]
+    local last = 2 * half
+    local from = ("%s/checkpoint-%d"):format(straight, half)
+    local _, said = run(recipe, { resume = from, out = out, threads = 1, ["save-steps"] = last })
+    local wanted_line = ("resumed from %s (step %d)\n"):format(from, half)
     assert.is_truthy(said:find(wanted_line, 1, true), said)
-    same(straight, out, 4)
+    same(straight, out, last)
     -- What the recipe says of the held-out rows too.
     assert.equal(output:match("held%-out [^\n]*before.*$"), said:match("held%-out [^\n]*before.*$"))
     assert.is_truthy(output:find("held-out " .. wanted, 1, true), output)
@@ -336,9 +337,11 @@ describe("--resume gives the bits of the straight run in", function()
     for _, warmup in ipairs({ 0, 2 }) do
       local list = resumes("sft", with(SUMS, {
         ["learning-rate"] = 1e-5, ["warmup-steps"] = warmup, ["lr-scheduler-type"] = "linear",
+        ["max-steps"] = 10, ["save-steps"] = 5,
       }), "before: ")
+      assert.equal(10, #list)
       for k, line in ipairs(list) do
-        local rate = k <= warmup and 1e-5 * (k - 1) / warmup or 1e-5 * (5 - k) / (4 - warmup)
+        local rate = k <= warmup and 1e-5 * (k - 1) / warmup or 1e-5 * (11 - k) / (10 - warmup)
         helper.close(line.learning_rate / 1e-5, rate / 1e-5, 1e-8)
       end
     end

@@ -48,6 +48,9 @@ describe("rope frequencies", function()
         helper.close(ratio[i + 1], 1 / 32, 1e-12)
       end
       helper.close(scaled[17] / 4.295568e-4, 1, 1e-6)
+      helper.raises(function()
+        rope.from_config({ rope_scaling = with(LLAMA3, { [spelled] = "llama4" }) }, 64)
+      end, "rope type is llama4")
     end
   end)
 

@@ -67,7 +67,9 @@ describe("run", function()
       assert.is_false(ok)
       assert.are.equal(2, problem.code)
       assert.are.equal(
-        ("--out: %s/a holds a run, name another folder or remove it"):format(root),
+        ("--out: %s/a holds a run, name another folder, remove it, or go on with --resume"):format(
+          root
+        ),
         problem.message
       )
     end)

@@ -36,7 +36,7 @@ static lg_status step(double g, double scale, double eps, double decay, int64_t 
     return lg_adamw(ctx, &tg, scale, 1e-3, 0.9, 0.999, eps, decay, t, &tp, &tm, &tv, NULL);
 }
 
-static void b86_epsilon_comes_after_the_bias_correction(void **state) {
+static void epsilon_comes_after_the_bias_correction(void **state) {
     (void)state;
     double p = 0, m = 0, v = 0;
     assert_int_equal(step(0.01, 1, 0.01, 0, 1, &p, &m, &v), LG_OK);
@@ -74,7 +74,8 @@ static void step_0_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(b86_epsilon_comes_after_the_bias_correction),
+        {"B86: epsilon comes after the bias correction", epsilon_comes_after_the_bias_correction,
+         NULL, NULL, NULL},
         cmocka_unit_test(decay_acts_on_the_parameter_alone),
         cmocka_unit_test(the_gradient_is_scaled_before_the_moments),
         cmocka_unit_test(step_0_is_refused),

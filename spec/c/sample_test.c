@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "liger.h"
@@ -67,7 +68,7 @@ static int drawn(const double *z, int64_t V, cuts k) {
 
 static const double rising[] = {1, 2, 3};
 
-static void b78_top_p_keeps_the_shortest_prefix_that_reaches_it(void **state) {
+static void top_p_keeps_the_shortest_prefix_that_reaches_it(void **state) {
     (void)state;
     assert_int_equal(drawn(rising, 3, (cuts){0, 0, 0}), 4);
     assert_int_equal(drawn(rising, 3, (cuts){0, 1e-9, 0}), 4);
@@ -79,7 +80,7 @@ static void b78_top_p_keeps_the_shortest_prefix_that_reaches_it(void **state) {
     assert_int_equal(drawn(even, 8, (cuts){4, 0.5, 0}), 3); /* of what top_k left */
 }
 
-static void b80_top_k_below_1_or_above_the_row_keeps_all(void **state) {
+static void top_k_below_1_or_above_the_row_keeps_all(void **state) {
     (void)state;
     assert_int_equal(drawn(rising, 3, (cuts){0, 1, 0}), 7);
     assert_int_equal(drawn(rising, 3, (cuts){-1, 1, 0}), 7);
@@ -93,14 +94,14 @@ static void min_p_is_a_share_of_the_largest(void **state) {
     assert_int_equal(drawn(rising, 3, (cuts){0, 1, 1}), 4);
 }
 
-static void b81_top_k_1_is_argmax(void **state) {
+static void top_k_1_is_argmax(void **state) {
     (void)state;
     const double z[] = {1, 3, 3};
     assert_int_equal(drawn(z, 3, (cuts){1, 0.9, 0}), 2);
     assert_true(fabs(logp[0] - (3 - log(exp(1) + 2 * exp(3)))) < 1e-14); /* under all of the row */
 }
 
-static void b82_exactly_k_are_kept_of_ties(void **state) {
+static void exactly_k_are_kept_of_ties(void **state) {
     (void)state;
     const double z[] = {2, 1, 1, 0};
     assert_int_equal(drawn(z, 4, (cuts){2, 1, 0}), 3);
@@ -118,7 +119,7 @@ static void b82_exactly_k_are_kept_of_ties(void **state) {
     }
 }
 
-static void b83_rows_without_a_distribution_are_refused(void **state) {
+static void rows_without_a_distribution_are_refused(void **state) {
     (void)state;
     static const struct {
         double row[3];
@@ -142,11 +143,39 @@ static void b83_rows_without_a_distribution_are_refused(void **state) {
     }
 }
 
-static void b84_candidates_without_weight_are_never_drawn(void **state) {
+static void candidates_without_weight_are_never_drawn(void **state) {
     (void)state;
     const double z[] = {-INFINITY, 0, -INFINITY, -800};
     assert_int_equal(drawn(z, 4, none), 2);
     assert_int_equal(drawn(z, 4, (cuts){3, 0.999, 0}), 2);
+    /* The least and the greatest number that there is. */
+    static const struct {
+        int64_t sequence;
+        uint32_t word;
+    } ends[] = {{7235522753, 0}, {250870197, UINT32_MAX}};
+    enum { V = 50777218 }; /* what f32 holds as 50777216 */
+    float *flat = calloc(V + 2, sizeof *flat);
+    assert_non_null(flat);
+    flat[0] = flat[V + 1] = -INFINITY;
+    const int64_t s = sequence[0];
+    for (int i = 0; i < 2; i++) {
+        uint32_t word;
+        lg_philox(99, (uint64_t)ends[i].sequence, 0, 1, &word);
+        assert_int_equal(word, ends[i].word);
+        sequence[0] = ends[i].sequence;
+        assert_int_equal(draw(z, 1, 3, 3, none), LG_OK);
+        assert_int_equal(id[0], 1);
+        float p;
+        lg_tensor tz = {flat, {1, V + 2}, {V + 2, 1}, 2, LG_F32, LG_CPU};
+        lg_tensor ts = {sequence, {1}, {1}, 1, LG_I64, LG_CPU};
+        lg_tensor tp = {position, {1}, {1}, 1, LG_I32, LG_CPU};
+        lg_tensor ti = {id, {1}, {1}, 1, LG_I32, LG_CPU};
+        lg_tensor tl = {&p, {1}, {1}, 1, LG_F32, LG_CPU};
+        assert_int_equal(lg_sample(ctx, &tz, &ts, &tp, 99, 0, 1, 0, &ti, &tl), LG_OK);
+        assert_int_equal(id[0], i ? V : 1);
+    }
+    sequence[0] = s;
+    free(flat);
 }
 
 /* Against the definition, with sums in another order, in rows of several blocks. */
@@ -184,13 +213,17 @@ static void attributes_out_of_range_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(b78_top_p_keeps_the_shortest_prefix_that_reaches_it),
-        cmocka_unit_test(b80_top_k_below_1_or_above_the_row_keeps_all),
+        {"B78: top p keeps the shortest prefix that reaches it",
+         top_p_keeps_the_shortest_prefix_that_reaches_it, NULL, NULL, NULL},
+        {"B80: top k below 1 or above the row keeps all", top_k_below_1_or_above_the_row_keeps_all,
+         NULL, NULL, NULL},
         cmocka_unit_test(min_p_is_a_share_of_the_largest),
-        cmocka_unit_test(b81_top_k_1_is_argmax),
-        cmocka_unit_test(b82_exactly_k_are_kept_of_ties),
-        cmocka_unit_test(b83_rows_without_a_distribution_are_refused),
-        cmocka_unit_test(b84_candidates_without_weight_are_never_drawn),
+        {"B81: top k 1 is argmax", top_k_1_is_argmax, NULL, NULL, NULL},
+        {"B82: exactly k are kept of ties", exactly_k_are_kept_of_ties, NULL, NULL, NULL},
+        {"B83: rows without a distribution are refused", rows_without_a_distribution_are_refused,
+         NULL, NULL, NULL},
+        {"B84: candidates without weight are never drawn",
+         candidates_without_weight_are_never_drawn, NULL, NULL, NULL},
         cmocka_unit_test(draws_follow_the_running_probability),
         cmocka_unit_test(attributes_out_of_range_are_refused),
     };

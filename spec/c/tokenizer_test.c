@@ -113,7 +113,7 @@ static const char byte_level[] =
 static const char byte_level_no_regex[] =
     "{`type`:`ByteLevel`,`add_prefix_space`:false,`use_regex`:false}";
 
-static void b67_bytes_stand_in_for_unknown_characters(void **state) {
+static void bytes_stand_in_for_unknown_characters(void **state) {
     (void)state;
     const char *vocab = "`<0xEA>`:0,`<0xB9>`:1,`<0xB0>`:2,`<unk>`:3,`a`:4";
     const char *decoder =
@@ -138,7 +138,7 @@ static void b67_bytes_stand_in_for_unknown_characters(void **state) {
     lg_tokenizer_close(t);
 }
 
-static void b68_special_tokens_are_one_id_anywhere(void **state) {
+static void special_tokens_are_one_id_anywhere(void **state) {
     (void)state;
     /* The mark is _, the two letters are U+4F60 U+597D. */
     lg_tokenizer *t = open_model(
@@ -158,7 +158,7 @@ static void b68_special_tokens_are_one_id_anywhere(void **state) {
     lg_tokenizer_close(t);
 }
 
-static void b70_normal_form_c(void **state) {
+static void normal_form_c(void **state) {
     (void)state;
     const char *vocab = "`\xEA\xB0\x81`:0,`\xC3\xA9`:1,`e`:2,`\xCC\x81`:3,`\xE1\x84\x80`:4";
     lg_tokenizer *t = open_model(vocab, "", "", ",`normalizer`:{`type`:`NFC`}");
@@ -171,9 +171,15 @@ static void b70_normal_form_c(void **state) {
     t = open_model(vocab, "", "", ",`normalizer`:null");
     assert_string_equal(encode(t, "e\xCC\x81", false), "2 3");
     lg_tokenizer_close(t);
+    t = open_model("`\xE1\x84\x80`:0,`\xE1\x85\xA1`:1,`\xE1\x86\xA8`:2,`e`:3,`\xCC\x81`:4", "", "",
+                   ",`normalizer`:null,`decoder`:{`type`:`Fuse`}");
+    const char *apart = "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8\x65\xCC\x81";
+    assert_string_equal(encode(t, apart, false), "0 1 2 3 4");
+    assert_string_equal(decode(t, false, "0 1 2 3 4"), apart);
+    lg_tokenizer_close(t);
 }
 
-static void b71_each_model_cuts_in_its_own_way(void **state) {
+static void each_model_cuts_in_its_own_way(void **state) {
     (void)state;
     /* \xC4\xA0 is the space of the byte alphabet. */
     const char *vocab = "`What`:0,`\xC4\xA0is`:1,`\xC4\xA0`:2,`333`:3,`3`:4,`+`:5,`777`:6,`?`:7,"
@@ -198,7 +204,7 @@ static void b71_each_model_cuts_in_its_own_way(void **state) {
     lg_tokenizer_close(t);
 }
 
-static void b73_a_whole_word_may_come_before_merges(void **state) {
+static void a_whole_word_may_come_before_merges(void **state) {
     (void)state;
     const char *vocab = "`a`:0,`b`:1,`c`:2,`ab`:3,`abc`:4";
     lg_tokenizer *t = open_model(vocab, "`a b`", ",`ignore_merges`:true", "");
@@ -209,7 +215,7 @@ static void b73_a_whole_word_may_come_before_merges(void **state) {
     lg_tokenizer_close(t);
 }
 
-static void b74_merges_are_strings_or_pairs(void **state) {
+static void merges_are_strings_or_pairs(void **state) {
     (void)state;
     const char *vocab = "`a`:0,`b`:1,`ab`:2,` `:3,` a`:4";
     lg_tokenizer *t = open_model(vocab, "`a b`", "", "");
@@ -227,7 +233,7 @@ static void b74_merges_are_strings_or_pairs(void **state) {
     refuse_model(vocab, "[`a`]", "", "", LG_EFORMAT, "wanted two texts");
 }
 
-static void b75_bos_is_added_once(void **state) {
+static void bos_is_added_once(void **state) {
     (void)state;
     char around[1024];
     snprintf(around, sizeof around,
@@ -465,13 +471,16 @@ static void broken_descriptions_are_read_or_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(b67_bytes_stand_in_for_unknown_characters),
-        cmocka_unit_test(b68_special_tokens_are_one_id_anywhere),
-        cmocka_unit_test(b70_normal_form_c),
-        cmocka_unit_test(b71_each_model_cuts_in_its_own_way),
-        cmocka_unit_test(b73_a_whole_word_may_come_before_merges),
-        cmocka_unit_test(b74_merges_are_strings_or_pairs),
-        cmocka_unit_test(b75_bos_is_added_once),
+        {"B67: bytes stand in for unknown characters", bytes_stand_in_for_unknown_characters, NULL,
+         NULL, NULL},
+        {"B68: special tokens are one id anywhere", special_tokens_are_one_id_anywhere, NULL, NULL,
+         NULL},
+        {"B70: normal form c", normal_form_c, NULL, NULL, NULL},
+        {"B71: each model cuts in its own way", each_model_cuts_in_its_own_way, NULL, NULL, NULL},
+        {"B73: a whole word may come before merges", a_whole_word_may_come_before_merges, NULL,
+         NULL, NULL},
+        {"B74: merges are strings or pairs", merges_are_strings_or_pairs, NULL, NULL, NULL},
+        {"B75: bos is added once", bos_is_added_once, NULL, NULL, NULL},
         cmocka_unit_test(added_tokens_take_the_longest_and_eat_spaces),
         cmocka_unit_test(split_behaviors),
         cmocka_unit_test(metaspace),

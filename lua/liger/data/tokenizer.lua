@@ -379,7 +379,9 @@ end
 local function find_template(self, name, has_tools)
   name = name or (has_tools and self._templates.tool_use and "tool_use") or "default"
   local source = name == "default" and self.chat_template or self._templates[name]
-  if not source then
+  if not source and not self.chat_template and not next(self._templates) then
+    raise("apply_chat_template: the tokenizer has no chat template, wanted texts, not messages")
+  elseif not source then
     raise(("apply_chat_template: the tokenizer has no chat template %s"):format(name))
   end
   if not self._compiled[source] then

@@ -260,9 +260,9 @@ function M.load(path, options)
       probe:close()
     end
     if magic ~= "GGUF" then
-      lib.raise(("%s: %s, wanted a folder with config.json or a GGUF file"):format(
+      error(("%s: %s, wanted a folder with config.json or a GGUF file"):format(
         path, probe and "neither a model folder nor a GGUF file" or "no such file or folder"
-      ))
+      ), 0)
     end
     model, tokenizer = load_gguf(path, dtype)
   end

@@ -44,7 +44,7 @@ function M.make(config, from)
     return folder -- made just now
   elseif folder ~= config_module.default_out then
     if not take_folder(folder) then
-      local text = "--out: %s holds a run, name another folder or remove it"
+      local text = "--out: %s holds a run, name another folder, remove it, or go on with --resume"
       options.usage_error(text:format(folder))
     end
     return folder
