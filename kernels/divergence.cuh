@@ -20,7 +20,7 @@
 #define LIGER_DIVERGENCE_CUH
 
 #include "element.cuh"
-#include "head.cuh"
+#include "head_row.cuh"
 #include "piece.cuh"
 
 enum { PAIR_TVD = 0, PAIR_JSD, PAIR_FORWARD, PAIR_REVERSE, PAIR_COSINE };

@@ -7,6 +7,7 @@
  * sets the K against it: known logit = l - log(rest) + logp, rest = 1 - sum of exp(logp).
  */
 #include "divergence.cuh"
+#include "head.cuh"
 #include "op/linear_distill.h"
 #include "op/linear_distill_topk.h"
 

@@ -8,7 +8,7 @@
 #ifndef LIGER_LOGITS_CUH
 #define LIGER_LOGITS_CUH
 
-#include "head.cuh"
+#include "head_row.cuh"
 #include "piece.cuh"
 
 enum { LOGITS_THREADS = 256, LOGITS_STEP = 4 };

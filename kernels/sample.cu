@@ -13,7 +13,7 @@
 #include <curand_philox4x32_x.h>
 
 #include "element.cuh"
-#include "head.cuh"
+#include "head_row.cuh"
 #include "op/sample.h"
 
 enum {
