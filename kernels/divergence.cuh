@@ -282,14 +282,15 @@ template <int Kind, class T>
 struct pair_gradient {
     float scale, scale2, student, teacher, teacher_less, even, more, less, soft, pair, beta, hard,
         hard2;
-    bool cool; /* the hard loss has a temperature of its own */
+    bool cool; /* the hard loss has probabilities of its own */
 
     __device__ __forceinline__ pair_gradient(pair_state st, float scale_, float weight_hard,
                                              float weight_soft, float beta_)
         : scale(scale_), scale2(scale * PAIR_LOG2_E), student(st.student * PAIR_LOG2_E),
           teacher(st.teacher * PAIR_LOG2_E), teacher_less(st.teacher - st.student),
           soft(weight_soft * scale), pair(st.pair), beta(beta_), hard(weight_hard),
-          hard2(st.hard * PAIR_LOG2_E), cool(weight_hard != 0 && scale != 1) {
+          hard2(st.hard * PAIR_LOG2_E),
+          cool(weight_hard != 0 && (scale != 1 || Kind == PAIR_COSINE)) {
         even = cool ? 0 : hard, more = less = 0;
         if constexpr (Kind == PAIR_TVD) {
             even -= soft * pair / 2;
@@ -303,11 +304,11 @@ struct pair_gradient {
         }
     }
     __device__ __forceinline__ float operator()(float x, float y) const {
-        if constexpr (Kind == PAIR_COSINE)
-            return x == -INFINITY || y == -INFINITY ? 0 : fmaf(x, more, -(y * less));
         const float a = fmaf(x, scale2, -student), b = fmaf(y, scale2, -teacher);
         const float p = pair_exp2(a), more_of_p = fmaf(x - y, scale, teacher_less);
         float g = 0;
+        if constexpr (Kind == PAIR_COSINE)
+            g = x == -INFINITY || y == -INFINITY ? 0 : fmaf(x, more, -(y * less));
         if constexpr (Kind == PAIR_TVD)
             g = p * (more_of_p > 0 ? more : more_of_p < 0 ? less : even);
         if constexpr (Kind == PAIR_FORWARD) g = fmaf(even + soft, p, -(soft * pair_exp2(b)));
