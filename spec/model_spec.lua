@@ -470,8 +470,8 @@ describe("a config", function()
       end
       assert.equal(folder .. "/config.json: model_type is mamba, wanted llama or qwen3",
         message_of({ model_type = "mamba" }))
-      assert.equal(folder .. "/model.safetensors: tensor model.embed_tokens.weight is [12,8], wanted "
-        .. "[13,8] as the config says", message_of({ vocab_size = 13 }))
+      assert.equal(folder .. "/model.safetensors: tensor model.embed_tokens.weight is [12,8], "
+        .. "wanted [13,8] as the config says", message_of({ vocab_size = 13 }))
       write(folder .. "/model.safetensors", "short")
       assert.equal(folder .. "/model.safetensors: ", select(2, pcall(loader.load, folder)):sub(
         1, #folder + 20))

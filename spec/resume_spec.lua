@@ -669,6 +669,6 @@ run:finish()
     end
     refused("THING=b", "keep: %s has a, which the recipe does not keep")
     refused("MORE=1", "keep: %s has no more, which the recipe keeps")
-    refused("FEWER=1", "data: there are 1 rows, wanted the 2 of the checkpoint")
+    refused("FEWER=1", "data: the rows are 1, wanted 2 as in the checkpoint")
   end)
 end)

@@ -28,8 +28,8 @@ local function run_grpo(options)
   return run("grpo", with(GRPO, { reward = write("short.lua", SHORT) }, options or {}))
 end
 
-local data_alone = "--data without --model: wanted a checkpoint beside it; the built-in model becomes "
-  .. "one by `liger run sft --save FOLDER`, then --model FOLDER"
+local data_alone = "--data without --model: wanted a checkpoint beside it; the built-in model "
+  .. "becomes one by `liger run sft --save FOLDER`, then --model FOLDER"
 
 describe("recipes/sft.lua", function()
   local OPTIONS = { max_steps = 5, batch_size = 16, warmup_steps = 2, seed = 1, threads = 1 }
@@ -561,7 +561,7 @@ describe("a recipe", function()
       with(given, { reward = "numeric" }))
     refused(
       "grpo", 1,
-      data .. ":1: column `prompt` has 1 tokens and max_completion_length is 99, wanted at most 64 "
+      data .. ":1: column `prompt` has 1 token and max_completion_length is 99, wanted at most 64 "
         .. "together",
       with(given, { max_completion_length = 99, reward = write("short.lua", SHORT) })
     )

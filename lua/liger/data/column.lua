@@ -7,6 +7,14 @@ local KINDS = {
 }
 local GOT = { string = "a string", number = "a number", boolean = "a boolean", table = "a list" }
 
+--- A number of things in words: "1 row", "2 rows".
+---@param n integer
+---@param thing string
+---@return string
+function M.count(n, thing)
+  return ("%d %s%s"):format(n, thing, n == 1 and "" or "s")
+end
+
 --- Raises what is wrong with a row, without a line of Lua.
 ---@param path string
 ---@param row table    with _line

@@ -78,7 +78,7 @@ end
 
 -- The ids of prompt and answers, cut on the right; nil: nothing of the answers is left.
 local function encode(path, tokenizer, row, columns, limits)
-  row.ids = prompts.encode(tokenizer, row.prompt, true)
+  row.ids = prompts.encode_row(path, row, tokenizer, row.prompt, true)
   if #row.ids == 0 then
     column.fail(path, row, "column `prompt` is empty, wanted at least one token")
   end
@@ -181,7 +181,8 @@ function M.mismatch(rows, pool, seed, max_length)
     while is_same(other.ids, row.ids) do
       step = step + 1
       if step == n then
-        lib.raise(("kto: all %d rows have the same prompt, wanted at least 2 prompts"):format(n))
+        local got = column.count(n, "row")
+        lib.raise(("kto: one prompt in %s, wanted at least 2 prompts"):format(got))
       end
       other = dealt[(i + step - 1) % n + 1]
     end

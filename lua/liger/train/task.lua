@@ -111,8 +111,8 @@ local function check_prompts(task, config)
       problem = "column `prompt` is missing, wanted what to complete, or --lmbda 0"
     elseif #s.ids + longest > context then
       problem = (
-        "column `prompt` has %d tokens and max_completion_length is %d, wanted at most %d together"
-      ):format(#s.ids, longest, context)
+        "column `prompt` has %s and max_completion_length is %d, wanted at most %d together"
+      ):format(column.count(#s.ids, "token"), longest, context)
     end
     if problem then
       column.fail(config.data, s.row, "%s", problem)
