@@ -58,9 +58,9 @@ function M.environment()
   return env
 end
 
-local function finish_runs()
+local function finish_runs(failed)
   local run = package.loaded["liger.train.run"]
-  return run and run.finish_all()
+  return run and run.finish_all(failed)
 end
 
 -- Runs are finished where the error is raised, so that the live line ends before the message. The
@@ -68,7 +68,7 @@ end
 -- --traceback was given.
 local function on_error(problem)
   local described = type(problem) == "table" and problem or { message = tostring(problem) }
-  pcall(finish_runs)
+  pcall(finish_runs, true)
   return {
     code = described.code,
     message = described.message and described.message .. "\n" .. debug.traceback("", 2),
