@@ -645,6 +645,27 @@ end
     raises("{ model = {} }", "model has no named_weights(), wanted a model")
   end)
 
+  it("puts back numbers that JSON lacks, at any depth", function()
+    local path = write("lacks.lua", [[
+local liger = require("liger")
+local config = liger.config({ max_steps = 1 })
+local run = liger.run(config)
+local inf, nan = math.huge, 0 / 0
+local kept = config.resume and { list = {}, deep = {} }
+  or { list = { inf, -inf }, deep = { least = inf, none = nan, text = "inf" } }
+run:keep({ kept = kept })
+local deep = kept.deep
+print(kept.list[1] == inf, kept.list[2] == -inf, deep.least == inf, deep.none ~= deep.none,
+  deep.text == "inf")
+for _ in run:steps(1) do
+end
+run:finish()
+]])
+    local output, status = start(path, { resume = run(path, {}) })
+    assert.equal(0, status, output)
+    assert.matches("true\ttrue\ttrue\ttrue\ttrue", output)
+  end)
+
   it("refuses a checkpoint of other things", function()
     local path = write("things.lua", [[
 local liger = require("liger")
