@@ -355,6 +355,23 @@ describe("--resume gives the bits of the straight run in", function()
     resumes("sft", with(SUMS, { dtype = "bf16", optim = "adamw_bf16" }), "before: ")
   end)
 
+  it("sft that has saved its model, the same line again or with more steps", function()
+    local model, other, out = folder(), folder(), folder()
+    local options = with(SUMS, { save = model, out = out, resume = true })
+    local path = model .. "/model.safetensors"
+    run("sft", options)
+    local saved = helper.read(path)
+    run("sft", options)
+    assert.is_true(saved == helper.read(path))
+    run("sft", with(options, { ["max-steps"] = SUMS["max-steps"] + 1 }))
+    assert.is_false(saved == helper.read(path))
+    run("sft", with(SUMS, { save = other }))
+    options["max-steps"] = SUMS["max-steps"] + 1
+    local output, status = start("sft", with(options, { save = other }))
+    assert.equal(2, status)
+    assert.is_truthy(output:find(other .. " holds a model already", 1, true), output)
+  end)
+
   it("dpo, orpo, kto and cpo on the sums", function()
     local options = with(SUMS, { ["sft-until"] = 0 })
     for _, recipe in ipairs({ "dpo", "orpo", "kto", "cpo" }) do

@@ -86,10 +86,10 @@ function M.new(config)
   if type(config) ~= "table" or type(config.out) ~= "string" then
     error("run: config is no table of liger.config", 2)
   end
-  if ranks.is_main then
-    folder.probe_save(config)
-  end
   local from = config_module.resumed(config)
+  if ranks.is_main then
+    folder.probe_save(config, from)
+  end
   local in_program, sys = pcall(require, "liger.sys")
   ranks.barrier() -- all have seen the folder as it was
   local run = setmetatable({
