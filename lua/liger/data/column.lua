@@ -51,7 +51,9 @@ end
 
 -- What is wrong with a list of { role, content }.
 local function problem_of_messages(name, messages)
-  if #messages == 0 then
+  if #messages == 0 and next(messages) ~= nil then
+    return ("column `%s` is an object, wanted a list of messages"):format(name)
+  elseif #messages == 0 then
     return ("column `%s` is empty, wanted at least one message"):format(name)
   end
   for i, message in ipairs(messages) do

@@ -3,7 +3,6 @@
 -- beginning is it; `prompt`, `completion` and `label`. Each is a text or a list of messages.
 local column = require("liger.data.column")
 local jsonl = require("liger.data.jsonl")
-local lib = require("liger.ffi")
 local prompts = require("liger.data.prompts")
 local sampler = require("liger.data.sampler")
 
@@ -182,7 +181,7 @@ function M.mismatch(rows, pool, seed, max_length)
       step = step + 1
       if step == n then
         local got = column.count(n, "row")
-        lib.raise(("kto: one prompt in %s, wanted at least 2 prompts"):format(got))
+        error(("kto: one prompt in %s, wanted at least 2 prompts"):format(got), 0)
       end
       other = dealt[(i + step - 1) % n + 1]
     end
