@@ -1,7 +1,7 @@
 /* Rows of given logits, of any dtype and row stride, for logprob and cross_entropy.
  *
  * Forward: a block owns a row and reads it once, LOGITS_STEP pieces of 16 bytes a thread at a time;
- * statistics and their merge are head.cuh's. Backward: a block owns a part of a row, reads it once
+ * statistics and their merge are head_row.cuh's. Backward: a block owns a part of a row, reads it once
  * and writes as much. The order of sums depends on V and the dtype alone: rows that do not start at
  * a multiple of 16 bytes are read element by element through the same code.
  */

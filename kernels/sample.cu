@@ -7,7 +7,7 @@
  * logits' bits: exact, without sorting, of equal values the lower id first. The draw adds the
  * segments in id order and walks the one where the running weight reaches u * total.
  *
- * Of fp32 logits a second kernel makes the log-probability by the heads' own reduction (head.cuh),
+ * Of fp32 logits a second kernel makes the log-probability by the heads' own reduction (head_row.cuh),
  * so that it is the one that linear_logprob gives, bit for bit.
  */
 #include <curand_philox4x32_x.h>

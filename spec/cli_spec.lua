@@ -345,7 +345,7 @@ in every recipe:
       fails(1, "model: no tokenizer.json, use --ids", "score", "model", "hello")
       local both = "score: TEXT beside --ids, wanted one of them"
       fails(2, both, "score", "model", "hello", "--ids", "1,2")
-      fails(1, "score: 1 tokens, wanted at least two", "score", "model", "--ids", "1")
+      fails(1, "score: 1 token, wanted at least two", "score", "model", "--ids", "1")
       local message = '--ids: got "1,x", wanted whole numbers like 1,2,3'
       fails(2, message, "score", "model", "--ids", "1,x")
       message = "--ids: 20 is outside of the vocabulary of 20"

@@ -64,6 +64,13 @@ describe("a reader of data", function()
       refused(case[1], '{"x": 1}', ":1: " .. case[2])
     end
   end)
+
+  it("tells an object from a list of messages", function()
+    refused("supervised", '{"messages": {"role": "user", "content": "a"}}',
+      ":1: column `messages` is an object, wanted a list of messages")
+    refused("supervised", '{"messages": []}',
+      ":1: column `messages` is empty, wanted at least one message")
+  end)
 end)
 
 describe("a column", function()

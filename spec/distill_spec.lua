@@ -471,7 +471,7 @@ describe("a teacher's file", function()
     for text, wanted in pairs({
       ["\n{}"] = ":1: the line is missing, wanted one for each of the data's",
       ['{"ids": [[1]], "logprobs": [[-1], [-1]]}'] =
-        ":1: column `ids` has 1 lists, wanted a list for each of 2 completion tokens",
+        ":1: column `ids` has 1 list, wanted a list for each of 2 completion tokens",
       ['{"ids": [[1], [2]]}'] = ":1: column `logprobs` is missing, wanted a list for each of 2",
       ['{"ids": [[1], 2], "logprobs": [[-1], [-1]]}'] = TOKEN .. "2 has no list",
       ['{"ids": [[1], []], "logprobs": [[-1], []]}'] = TOKEN .. "2 has 0 ids and 0 logprobs",

@@ -309,8 +309,8 @@ describe("DPO", function()
       .. "sft"):gmatch("%S+") do
       helper.raises(function()
         dpo.options({ loss_type = name, label_smoothing = 0.1 })
-      end, ("dpo: label_smoothing is 0.1 and loss_type is %s, wanted it only with loss_type "
-        .. "sigmoid, exo_pair, robust, aot or aot_unpaired"):format(name))
+      end, ("dpo: label_smoothing is 0.1, which counts only with loss_type sigmoid, exo_pair, "
+        .. "robust, aot or aot_unpaired: loss_type is %s"):format(name))
     end
   end)
 

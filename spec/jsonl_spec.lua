@@ -67,6 +67,7 @@ describe("jsonl", function()
 
     it("names the line of what is no object", function()
       refuses("\n3\n", path .. ":2: the line is a number, wanted an object")
+      refuses("null\n", path .. ":1: the line is null, wanted an object")
       refuses('[\n{"a": 1}]', path .. ":1: a list starts here, wanted one object a line")
     end)
 

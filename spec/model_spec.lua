@@ -462,12 +462,19 @@ describe("a config", function()
     assert.same({ 0, 0 }, windows({ layer_types = { "full_attention", "full_attention" } }))
   end)
 
-  it("is named by its path in a folder", function()
+  it("is named by its path in a folder, without a line of Lua", function()
     in_folder(function(folder)
-      write_folder(folder, tiny({ model_type = "mamba" }), random_model():named_weights())
-      helper.raises(function()
-        loader.load(folder)
-      end, folder .. "/config.json: model_type is mamba")
+      local function message_of(config)
+        write_folder(folder, tiny(config), random_model():named_weights())
+        return select(2, pcall(loader.load, folder))
+      end
+      assert.equal(folder .. "/config.json: model_type is mamba, wanted llama or qwen3",
+        message_of({ model_type = "mamba" }))
+      assert.equal(folder .. "/model.safetensors: tensor model.embed_tokens.weight is [12,8], "
+        .. "wanted [13,8] as the config says", message_of({ vocab_size = 13 }))
+      write(folder .. "/model.safetensors", "short")
+      assert.equal(folder .. "/model.safetensors: ", select(2, pcall(loader.load, folder)):sub(
+        1, #folder + 20))
     end)
   end)
 end)

@@ -111,7 +111,7 @@ describe("a loss's option", function()
       local module = require("liger.loss." .. loss)
       helper.raises(function()
         module.options(with(name, value, unread))
-      end, ("%s: %s is %s and "):format(loss, name, tostring(value)))
+      end, ("%s: %s is %s, which counts only "):format(loss, name, tostring(value)))
       module.options(with(name, value, read))
     end
   end)
@@ -120,18 +120,18 @@ describe("a loss's option", function()
     local dpo, grpo = require("liger.loss.dpo"), require("liger.loss.grpo")
     helper.raises(function()
       dpo.options({ discopop_tau = 0.1, loss_type = "sft,ipo" })
-    end, "dpo: discopop_tau is 0.1 and loss_type is sft,ipo, wanted it only with loss_type "
-      .. "discopop")
+    end, "dpo: discopop_tau is 0.1, which counts only with loss_type discopop: loss_type is "
+      .. "sft,ipo")
     helper.raises(function()
       grpo.options({ sampler_clip_max = 3 })
-    end, "grpo: sampler_clip_max is 3 and sampler_mode is none, wanted it only with sampler_mode")
+    end, "grpo: sampler_clip_max is 3, which counts only with sampler_mode: sampler_mode is none")
     helper.raises(function()
       grpo.options({ use_bias_correction_kl = true })
-    end, "grpo: use_bias_correction_kl is true and beta is 0, wanted it only with beta above 0")
+    end, "grpo: use_bias_correction_kl is true, which counts only with beta above 0: beta is 0")
     helper.raises(function()
       grpo.options({ delta = 2, loss_type = "sapo" })
-    end, "grpo: delta is 2 and loss_type is sapo and loss is none, wanted it only with loss_type "
-      .. "grpo, bnpo, dapo, dr_grpo or luspo or with loss")
+    end, "grpo: delta is 2, which counts only with loss_type grpo, bnpo, dapo, dr_grpo or luspo or "
+      .. "with loss: loss_type is sapo and loss is none")
   end)
 
   it("that is off is no option given", function()
@@ -155,16 +155,16 @@ describe("a recipe's option", function()
 
   it("has a message that says what was chosen and when it counts", function()
     assert.equal(
-      "--holdout is 0.2 and data is none, wanted it only with data",
+      "--holdout is 0.2, which counts only with data: data is none",
       refusal("sft", "--holdout 0.2").message
     )
     assert.equal(
-      "--optim is adamw_bf16 and dtype is f32, wanted it only with dtype bf16",
+      "--optim is adamw_bf16, which counts only with dtype bf16: dtype is f32",
       refusal("grpo", "--optimizer adamw_bf16").message
     )
     assert.is_nil(refusal("grpo", "--optim adamw"))
     assert.equal(
-      "--sft_until is 0.2 and data is d, wanted it only without data",
+      "--sft_until is 0.2, which counts only without data: data is d",
       refusal("orpo", DATA, "--sft-until 0.2").message
     )
   end)

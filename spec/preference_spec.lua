@@ -180,7 +180,7 @@ describe("labelled answers of a file", function()
     end
     helper.raises(function()
       data.mismatch(rows, { rows[1], rows[2] }, 1)
-    end, "kto: all 2 rows have the same prompt, wanted at least 2 prompts")
+    end, "kto: one prompt in 2 rows, wanted at least 2 prompts")
   end)
 end)
 

@@ -69,6 +69,23 @@ describe("prompts of a file", function()
     end)
   end)
 
+  it("are refused by their row where they are chats and there is no template", function()
+    local chat = '{"role": "user", "content": "hi"}'
+    local plain = tokenizer.bytes()
+    with_rows({
+      '{"prompt": "2+2="}', ('{"prompt": [%s], "completion": [%s]}'):format(chat, chat),
+    }, function(path)
+      local wanted = path
+        .. ":2: the row is a chat, wanted texts: the tokenizer has no chat template"
+      assert.equal(wanted, select(2, pcall(prompts.load, path, plain)))
+    end)
+    with_rows({ ('{"messages": [%s]}'):format(chat) }, function(path)
+      local wanted = path
+        .. ":1: the row is a chat, wanted texts: the tokenizer has no chat template"
+      assert.equal(wanted, select(2, pcall(prompts.supervised, path, plain, 100)))
+    end)
+  end)
+
   it("are refused where they encode to nothing", function()
     with_rows({
       '{"prompt": "a"}', '{"prompt": [{"role": "user", "content": "a"}]}',
@@ -231,6 +248,6 @@ describe("holding rows out", function()
   it("needs two rows", function()
     helper.raises(function()
       prompts.split({ 1 }, 0.1, 1, "d.jsonl")
-    end, "d.jsonl: 1 rows to learn from, wanted at least 2 to hold some out")
+    end, "d.jsonl: 1 row to learn from, wanted at least 2 to hold some out")
   end)
 end)

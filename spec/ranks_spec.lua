@@ -21,6 +21,8 @@ local function shell(line)
   local text = pipe:read("*a")
   pipe:close()
   local output, status = text:match("^(.-)(%d+)\n$")
+  -- Said where the machine is small.
+  output = output:gsub("liger: %-%-processes: %d+ processes share %d+ cores?\n", "")
   return output, tonumber(status)
 end
 
@@ -442,6 +444,19 @@ describe("Ctrl-C", function()
     root, count = recipe.open(), 0
   end)
   teardown(recipe.close)
+
+  it("says when there are more processes than cores", function()
+    local status = assert(io.open("/proc/self/status")):read("*a")
+    local core = status:match("Cpus_allowed_list:%s*(%d+)")
+    local line = "taskset -c %s build/liger run %s --processes 2 %s 2>&1"
+    for words, wanted in pairs({
+      [""] = "liger: --processes: 2 processes share 1 core\n", ["--quiet"] = "",
+    }) do
+      local pipe = io.popen(line:format(core, script("ranks.barrier()"), words))
+      assert.equal(wanted, pipe:read("*a"))
+      pipe:close()
+    end
+  end)
 
   it("ends all processes after the same step", function()
     local text = [[

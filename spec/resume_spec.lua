@@ -217,7 +217,7 @@ describe("--resume", function()
     local output, status = start(toy, { out = out }, "EARLY=4")
     assert.equal(130, status)
     assert.matches("saved %S+/checkpoint%-3; ", output)
-    run(toy, { resume = out })
+    run(toy, { resume = out, out = out .. "/" })
     same(straight, out, 8)
   end)
 
@@ -355,6 +355,23 @@ describe("--resume gives the bits of the straight run in", function()
     resumes("sft", with(SUMS, { dtype = "bf16", optim = "adamw_bf16" }), "before: ")
   end)
 
+  it("sft that has saved its model, the same line again or with more steps", function()
+    local model, other, out = folder(), folder(), folder()
+    local options = with(SUMS, { save = model, out = out, resume = true })
+    local path = model .. "/model.safetensors"
+    run("sft", options)
+    local saved = helper.read(path)
+    run("sft", options)
+    assert.is_true(saved == helper.read(path))
+    run("sft", with(options, { ["max-steps"] = SUMS["max-steps"] + 1 }))
+    assert.is_false(saved == helper.read(path))
+    run("sft", with(SUMS, { save = other }))
+    options["max-steps"] = SUMS["max-steps"] + 1
+    local output, status = start("sft", with(options, { save = other }))
+    assert.equal(2, status)
+    assert.is_truthy(output:find(other .. " holds a model already", 1, true), output)
+  end)
+
   it("dpo, orpo, kto and cpo on the sums", function()
     local options = with(SUMS, { ["sft-until"] = 0 })
     for _, recipe in ipairs({ "dpo", "orpo", "kto", "cpo" }) do
@@ -477,8 +494,8 @@ describe("B97: of checkpoints", function()
     local text = out .. "/checkpoint-20 is not whole: optimizer.safetensors is missing"
     refuses({ resume = out .. "/checkpoint-20" }, text)
     os.execute(("rm -r %s/checkpoint-10"):format(out))
-    refuses({ resume = out }, text .. ", and there is no older one")
-    refuses({ resume = true, out = out }, text .. ", and there is no older one")
+    refuses({ resume = out }, text .. ", and no older one is")
+    refuses({ resume = true, out = out }, text .. ", and no older one is")
   end)
 end)
 
@@ -645,6 +662,27 @@ end
     raises("{ model = {} }", "model has no named_weights(), wanted a model")
   end)
 
+  it("puts back numbers that JSON lacks, at any depth", function()
+    local path = write("lacks.lua", [[
+local liger = require("liger")
+local config = liger.config({ max_steps = 1 })
+local run = liger.run(config)
+local inf, nan = math.huge, 0 / 0
+local kept = config.resume and { list = {}, deep = {} }
+  or { list = { inf, -inf }, deep = { least = inf, none = nan, text = "inf" } }
+run:keep({ kept = kept })
+local deep = kept.deep
+print(kept.list[1] == inf, kept.list[2] == -inf, deep.least == inf, deep.none ~= deep.none,
+  deep.text == "inf")
+for _ in run:steps(1) do
+end
+run:finish()
+]])
+    local output, status = start(path, { resume = run(path, {}) })
+    assert.equal(0, status, output)
+    assert.matches("true\ttrue\ttrue\ttrue\ttrue", output)
+  end)
+
   it("refuses a checkpoint of other things", function()
     local path = write("things.lua", [[
 local liger = require("liger")
@@ -669,6 +707,6 @@ run:finish()
     end
     refused("THING=b", "keep: %s has a, which the recipe does not keep")
     refused("MORE=1", "keep: %s has no more, which the recipe keeps")
-    refused("FEWER=1", "data: there are 1 rows, wanted the 2 of the checkpoint")
+    refused("FEWER=1", "data: the rows are 1, wanted 2 as in the checkpoint")
   end)
 end)

@@ -463,6 +463,20 @@ describe("run", function()
     assert.is_false(run_module.finish_all())
   end)
 
+  it("names its folder at the end, but not before an error", function()
+    for name, failed in pairs({ ended = false, failed = true }) do
+      open(name)
+      run.config.quiet = false
+      local printed = {}
+      run.print = function(_, text)
+        printed[#printed + 1] = text
+      end
+      run_module.finish_all(failed)
+      assert.is_true(run.finished)
+      assert.equal(failed and 0 or 1, #printed)
+    end
+  end)
+
   it("finish may be called twice, and ends the loop", function()
     open()
     local seen

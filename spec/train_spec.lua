@@ -28,6 +28,9 @@ local function run_grpo(options)
   return run("grpo", with(GRPO, { reward = write("short.lua", SHORT) }, options or {}))
 end
 
+local data_alone = "--data without --model: wanted a checkpoint beside it; the built-in model "
+  .. "becomes one by `liger run sft --save FOLDER`, then --model FOLDER"
+
 describe("recipes/sft.lua", function()
   local OPTIONS = { max_steps = 5, batch_size = 16, warmup_steps = 2, seed = 1, threads = 1 }
 
@@ -482,8 +485,7 @@ describe("recipes/distill.lua", function()
         { [name] = teacher })
     end
     local data = options.data
-    refused_here(2, "--data without --model: a checkpoint and its data go together",
-      { data = data, teacher = teacher })
+    refused_here(2, data_alone, { data = data, teacher = teacher })
   end)
 end)
 
@@ -559,14 +561,12 @@ describe("a recipe", function()
       with(given, { reward = "numeric" }))
     refused(
       "grpo", 1,
-      data .. ":1: column `prompt` has 1 tokens and max_completion_length is 99, wanted at most 64 "
+      data .. ":1: column `prompt` has 1 token and max_completion_length is 99, wanted at most 64 "
         .. "together",
       with(given, { max_completion_length = 99, reward = write("short.lua", SHORT) })
     )
     for _, recipe in ipairs({ "grpo", "sft" }) do
-      refused(recipe, 2, "--data without --model: a checkpoint and its data go together", {
-        data = data,
-      })
+      refused(recipe, 2, data_alone, { data = data })
       refused(recipe, 2, ("--save: %s/x: cannot be made: Not a directory"):format(data), {
         save = data .. "/x",
       })
@@ -838,15 +838,13 @@ describe("a recipe's task", function()
     for _, kind in ipairs({ "prompts", "supervised" }) do
       local _, problem = pcall(task[kind], { model = "m", data = "" })
       assert.same({
-        message = "--model without --data: a checkpoint and its data go together", code = 2,
+        message = "--model without --data: wanted a file of rows beside the checkpoint", code = 2,
       }, problem)
       _, problem = pcall(task[kind], { model = "", data = "d" })
-      assert.same({
-        message = "--data without --model: a checkpoint and its data go together", code = 2,
-      }, problem)
+      assert.same({ message = data_alone, code = 2 }, problem)
       helper.raises(function()
         task[kind]({ model = folder, data = "d", dtype = "f32" })
-      end, folder .. ": there is no tokenizer.json beside the model")
+      end, folder .. ": there is no tokenizer.json, wanted one beside the model")
     end
   end)
 

@@ -7,6 +7,7 @@
 #include <histedit.h>
 #include <limits.h>
 #include <locale.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdbool.h>
@@ -345,6 +346,15 @@ static int sys_launch(lua_State *L) {
     return 1;
 }
 
+/* num_cores() -> those that this process may run on */
+static int sys_num_cores(lua_State *L) {
+    cpu_set_t cores;
+    int n = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores)
+                                                            : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    lua_pushinteger(L, n);
+    return 1;
+}
+
 /* ---- the module ---- */
 
 static const luaL_Reg sys_functions[] = {
@@ -355,6 +365,7 @@ static const luaL_Reg sys_functions[] = {
     {"history_save", sys_history_save},
     {"interruptible", sys_interruptible},
     {"launch", sys_launch},
+    {"num_cores", sys_num_cores},
     {NULL, NULL},
 };
 

@@ -126,6 +126,14 @@ function M.check(status)
   end
 end
 
+--- The same for a call that reads or writes a file: no line of Lua is to blame.
+---@param status integer
+function M.check_file(status)
+  if status ~= 0 then
+    error(ffi.string(C.lg_error(M.ctx)), 0)
+  end
+end
+
 --- The text of a C call that found no memory; memory.lua, which knows what lives, has a longer one.
 function M.shortage(message)
   return message

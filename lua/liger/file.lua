@@ -10,6 +10,13 @@ local function reason(message, path)
   return text:sub(1, #path + 2) == path .. ": " and text:sub(#path + 3) or text
 end
 
+--- Raises what is wrong with a file or folder, without a line of Lua.
+---@param path string
+---@param text string  printf-style, with `...`
+function M.fail(path, text, ...)
+  error(("%s: %s"):format(path, text:format(...)), 0)
+end
+
 --- Writes a file: beside it first, down to the disk, then under its name.
 ---@param path string
 ---@param text string

@@ -155,8 +155,8 @@ function M.unread(defaults, ranges, values, given)
     end
     if not counts then
       local value = shown(values[name], defaults[name])
-      return ("%s is %s and %s, wanted it only %s"):format(
-        name, value, table.concat(got, " and "), table.concat(wanted, " or ")
+      return ("%s is %s, which counts only %s: %s"):format(
+        name, value, table.concat(wanted, " or "), table.concat(got, " and ")
       )
     end
   end

@@ -58,9 +58,9 @@ function M.environment()
   return env
 end
 
-local function finish_runs()
+local function finish_runs(failed)
   local run = package.loaded["liger.train.run"]
-  return run and run.finish_all()
+  return run and run.finish_all(failed)
 end
 
 -- Runs are finished where the error is raised, so that the live line ends before the message. The
@@ -68,7 +68,7 @@ end
 -- --traceback was given.
 local function on_error(problem)
   local described = type(problem) == "table" and problem or { message = tostring(problem) }
-  pcall(finish_runs)
+  pcall(finish_runs, true)
   return {
     code = described.code,
     message = described.message and described.message .. "\n" .. debug.traceback("", 2),
@@ -91,11 +91,12 @@ end
 -- With --processes N, unless something started this as one of several already: lets mpirun start it
 -- N times, and gives its exit status.
 local function launch(words)
-  local count
+  local count, quiet
   for i, word in ipairs(words) do
     if word == "--help" or word == "-h" then
       return
     end
+    quiet = quiet or word == "--quiet"
     count = word == "--processes" and words[i + 1] or word:match("^%-%-processes=(.*)$") or count
   end
   count = tonumber(count)
@@ -107,7 +108,14 @@ local function launch(words)
     "mpirun", "--quiet", "--bind-to", "none", "--oversubscribe", "-n", ("%d"):format(count),
     _G.arg[0], unpack(_G.arg),
   }
-  local status, message = require("liger.sys").launch(command)
+  local sys = require("liger.sys")
+  local cores = sys.num_cores()
+  if count > cores and not quiet then
+    io.stderr:write(("liger: --processes: %d processes share %d core%s\n"):format(
+      count, cores, cores == 1 and "" or "s"
+    ))
+  end
+  local status, message = sys.launch(command)
   if not status then
     message = ("--processes: mpirun: %s; Debian has it in openmpi-bin"):format(message)
     error({ message = message }, 0)

@@ -63,7 +63,7 @@ function M.main(args, globals)
     ids = tokenizer:encode(model_cli.read_text(words[2]), { special = true })
   end
   if #ids < 2 then
-    model_cli.fail(("score: %d tokens, wanted at least two"):format(#ids))
+    model_cli.fail(("score: %d token%s, wanted at least two"):format(#ids, #ids == 1 and "" or "s"))
   end
   local scored = require("liger.rollout.score").sequences(model, { ids })[1]
   if values.json then

@@ -7,6 +7,14 @@ local KINDS = {
 }
 local GOT = { string = "a string", number = "a number", boolean = "a boolean", table = "a list" }
 
+--- A number of things in words: "1 row", "2 rows".
+---@param n integer
+---@param thing string
+---@return string
+function M.count(n, thing)
+  return ("%d %s%s"):format(n, thing, n == 1 and "" or "s")
+end
+
 --- Raises what is wrong with a row, without a line of Lua.
 ---@param path string
 ---@param row table    with _line
@@ -43,7 +51,9 @@ end
 
 -- What is wrong with a list of { role, content }.
 local function problem_of_messages(name, messages)
-  if #messages == 0 then
+  if #messages == 0 and next(messages) ~= nil then
+    return ("column `%s` is an object, wanted a list of messages"):format(name)
+  elseif #messages == 0 then
     return ("column `%s` is empty, wanted at least one message"):format(name)
   end
   for i, message in ipairs(messages) do

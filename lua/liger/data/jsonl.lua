@@ -71,7 +71,8 @@ local function parse(path, number, text, shift)
   if not ok then
     fail_parse(path, number, row, shift)
   elseif first ~= "{" then
-    fail(path, number, ("the line is a %s, wanted an object"):format(type(row)))
+    local got = row == cjson.null and "null" or "a " .. type(row)
+    fail(path, number, ("the line is %s, wanted an object"):format(got))
   end
   drop_null(row)
   row._line = number

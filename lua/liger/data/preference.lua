@@ -3,7 +3,6 @@
 -- beginning is it; `prompt`, `completion` and `label`. Each is a text or a list of messages.
 local column = require("liger.data.column")
 local jsonl = require("liger.data.jsonl")
-local lib = require("liger.ffi")
 local prompts = require("liger.data.prompts")
 local sampler = require("liger.data.sampler")
 
@@ -78,7 +77,7 @@ end
 
 -- The ids of prompt and answers, cut on the right; nil: nothing of the answers is left.
 local function encode(path, tokenizer, row, columns, limits)
-  row.ids = prompts.encode(tokenizer, row.prompt, true)
+  row.ids = prompts.encode_row(path, row, tokenizer, row.prompt, true)
   if #row.ids == 0 then
     column.fail(path, row, "column `prompt` is empty, wanted at least one token")
   end
@@ -181,7 +180,8 @@ function M.mismatch(rows, pool, seed, max_length)
     while is_same(other.ids, row.ids) do
       step = step + 1
       if step == n then
-        lib.raise(("kto: all %d rows have the same prompt, wanted at least 2 prompts"):format(n))
+        local got = column.count(n, "row")
+        error(("kto: one prompt in %s, wanted at least 2 prompts"):format(got), 0)
       end
       other = dealt[(i + step - 1) % n + 1]
     end

@@ -22,6 +22,20 @@ function M.encode(tokenizer, text_or_messages, generation)
   return tokenizer:encode(text_or_messages, { special = true }), text_or_messages
 end
 
+--- The same of a row of a file; a chat for a tokenizer without a template is refused.
+---@param path string
+---@param row table
+---@param tokenizer liger.Tokenizer
+---@param text_or_messages string|table[]
+---@param generation boolean
+---@return integer[] ids
+function M.encode_row(path, row, tokenizer, text_or_messages, generation)
+  if type(text_or_messages) == "table" and not tokenizer.chat_template then
+    column.fail(path, row, "the row is a chat, wanted texts: the tokenizer has no chat template")
+  end
+  return (M.encode(tokenizer, text_or_messages, generation))
+end
+
 --- Prompts of a file: each row with `prompt` (text or messages) or `messages`, its other columns
 --- kept, and `ids`.
 ---@param path string
@@ -35,14 +49,14 @@ function M.load(path, tokenizer, limits)
   local check, context = limits and limits.check, limits and limits.context or math.huge
   local longest = limits and limits.max_completion_length or 0
   for _, row in ipairs(rows) do
-    row.ids = M.encode(tokenizer, row.prompt, true)
+    row.ids = M.encode_row(path, row, tokenizer, row.prompt, true)
     local problem = check and check(row)
     if #row.ids == 0 then
       problem = "column `prompt` is empty, wanted at least one token"
     elseif #row.ids + longest > context then
       problem = (
-        "column `prompt` has %d tokens and max_completion_length is %d, wanted at most %d together"
-      ):format(#row.ids, longest, context)
+        "column `prompt` has %s and max_completion_length is %d, wanted at most %d together"
+      ):format(column.count(#row.ids, "token"), longest, context)
     end
     if problem then
       column.fail(path, row, "%s", problem)
@@ -70,7 +84,7 @@ function M.completion_ids(tokenizer, path, row, name)
     for _, m in ipairs(completion) do
       all[#all + 1] = m
     end
-    local whole = M.encode(tokenizer, all, false)
+    local whole = M.encode_row(path, row, tokenizer, all, false)
     local ids = {}
     for i, id in ipairs(row.ids) do
       if whole[i] ~= id then
@@ -102,8 +116,8 @@ local function split_answer(path, row)
   if answer.role ~= "assistant" or #prompt == 0 then
     column.fail(
       path, row,
-      "column `messages` ends with a %s after %d others, wanted an answer of the assistant",
-      answer.role, #prompt
+      "column `messages` ends with a %s after %s, wanted an answer of the assistant",
+      answer.role, column.count(#prompt, "other")
     )
   end
   row.prompt, row.completion = prompt, { answer }
@@ -129,13 +143,13 @@ function M.supervised(path, tokenizer, max_length, context, answers)
     local has_prompt, has_completion = row.prompt ~= nil, row.completion ~= nil
     if has_prompt and has_completion or not has_text and (has_prompt or has_completion) then
       column.check(path, row, "prompt", "string", "table")
-      row.ids = M.encode(tokenizer, row.prompt, true)
+      row.ids = M.encode_row(path, row, tokenizer, row.prompt, true)
       prompt, completion = row.ids, M.completion_ids(tokenizer, path, row, "completion")
     elseif has_text then
       column.check(
         path, row, row.text ~= nil and "text" or "messages", row.text ~= nil and "string" or "table"
       )
-      local ids = M.encode(tokenizer, row.text or row.messages, false)
+      local ids = M.encode_row(path, row, tokenizer, row.text or row.messages, false)
       if row.text and tokenizer.eos_id and ids[#ids] ~= tokenizer.eos_id then
         ids[#ids + 1] = tokenizer.eos_id
       end
@@ -175,9 +189,8 @@ end
 ---@return table[] held_out
 function M.split(rows, share, seed, path)
   if #rows < 2 then
-    error(
-      ("%s: %d rows to learn from, wanted at least 2 to hold some out"):format(path, #rows), 0
-    )
+    local got = column.count(#rows, "row")
+    error(("%s: %s to learn from, wanted at least 2 to hold some out"):format(path, got), 0)
   end
   local shuffled, rest, held_out = sampler.shuffle(rows, seed), {}, {}
   local count = math.min(#rows - 1, math.max(1, math.floor(#rows * share)))

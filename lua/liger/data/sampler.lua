@@ -61,7 +61,7 @@ end
 function Sampler:set_state(state)
   if state.rows ~= #self.rows then
     lib.raise(
-      ("data: there are %d rows, wanted the %d of the checkpoint"):format(#self.rows, state.rows)
+      ("data: the rows are %d, wanted %d as in the checkpoint"):format(#self.rows, state.rows)
     )
   end
   self.epoch, self.drawn = state.epoch - 1, state.drawn

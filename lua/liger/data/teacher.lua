@@ -47,10 +47,10 @@ local function check_row(path, row, sample, vocab)
   for _, name in ipairs({ "ids", "logprobs" }) do
     if type(row[name]) ~= "table" or #row[name] < length
       or (#row[name] > length and not sample.cut) then
-      local wanted = ("a list for each of %d completion tokens"):format(length)
+      local wanted = "a list for each of " .. column.count(length, "completion token")
       column.fail(path, row, "%s", type(row[name]) ~= "table"
         and column.is_wrong(name, row[name], wanted)
-        or ("column `%s` has %d lists, wanted %s"):format(name, #row[name], wanted))
+        or ("column `%s` has %s, wanted %s"):format(name, column.count(#row[name], "list"), wanted))
     end
   end
   for i = 1, length do

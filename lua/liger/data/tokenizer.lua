@@ -3,6 +3,7 @@
 -- templates.
 local ffi = require("ffi")
 local cjson = require("cjson")
+local files = require("liger.file")
 local gguf = require("liger.data.tokenizer_gguf")
 local json = require("liger.data.json")
 local liger_ffi = require("liger.ffi")
@@ -35,10 +36,13 @@ local special_names = {
   "mask_token",
 }
 
--- `settings`: special_tokens, templates by name, and what `save` writes: texts by file name.
-local function open(description, settings)
+-- `settings`: special_tokens, templates by name, and what `save` writes: texts by file name. `path`
+-- is where the description comes from.
+local function open(path, description, settings)
   local out = ffi.new("lg_tokenizer *[1]")
-  check(C.lg_tokenizer_open(ctx, description, #description, out))
+  if C.lg_tokenizer_open(ctx, description, #description, out) ~= 0 then
+    files.fail(path, "%s", ffi.string(C.lg_error(ctx)))
+  end
   local self = setmetatable({
     _handle = ffi.gc(out[0], C.lg_tokenizer_close),
     _ids = ffi.new("int32_t[256]"),
@@ -75,7 +79,7 @@ local function read_json(path)
   end
   local ok, value = pcall(cjson.decode, text)
   if not ok or type(value) ~= "table" then
-    raise(("%s: %s, wanted a JSON object"):format(path, ok and "is a " .. type(value) or value))
+    files.fail(path, "%s, wanted a JSON object", ok and "is a " .. type(value) or value)
   end
   return value
 end
@@ -121,15 +125,15 @@ local saved_files = {
 local function load_folder(folder)
   local description = read_file(folder .. "/tokenizer.json")
   if not description then
-    raise(("%s: has no tokenizer.json, wanted a Hugging Face folder or a GGUF file"):format(folder))
+    files.fail(folder, "has no tokenizer.json, wanted a Hugging Face folder or a GGUF file")
   end
   local config = read_json(folder .. "/tokenizer_config.json")
-  local files = {}
+  local texts = {}
   for _, name in ipairs(saved_files) do
-    files[name] = name == "tokenizer.json" and description or read_file(folder .. "/" .. name)
+    texts[name] = name == "tokenizer.json" and description or read_file(folder .. "/" .. name)
   end
-  return open(description, {
-    files = files,
+  return open(folder, description, {
+    files = texts,
     special_tokens = special_tokens_of(folder, config),
     templates = templates_of(folder, config),
   })
@@ -142,12 +146,13 @@ end
 ---@param path? string  the file, for errors
 ---@return liger.Tokenizer
 function M.from_gguf(metadata, path)
-  return open(gguf.describe(metadata, path or "GGUF metadata"))
+  path = path or "GGUF metadata"
+  return open(path, gguf.describe(metadata, path))
 end
 
 local function load_gguf(path)
   local file = ffi.new("lg_file *[1]")
-  check(C.lg_file_open(ctx, path, file))
+  liger_ffi.check_file(C.lg_file_open(ctx, path, file))
   local bytes = ffi.new("int64_t[1]")
   local text = C.lg_file_metadata(file[0], bytes)
   local metadata = cjson.decode(ffi.string(text, bytes[0]))
@@ -202,7 +207,7 @@ function M.bytes()
     decoder = byte_level,
     model = { type = "BPE", vocab = vocab, merges = {} },
   })
-  return open(description, { files = { ["tokenizer.json"] = description } })
+  return open("bytes", description, { files = { ["tokenizer.json"] = description } })
 end
 
 -- ---- methods ----
@@ -426,11 +431,11 @@ function Tokenizer:save(folder)
     local path = folder .. "/" .. name
     local file, message = io.open(path, "wb")
     if not file then
-      raise(("%s: cannot be written: %s"):format(path, message))
+      files.fail(path, "cannot be written: %s", message)
     end
     local written = file:write(text)
     if not file:close() or not written then
-      raise(("%s: cannot be written in whole"):format(path))
+      files.fail(path, "cannot be written in whole")
     end
   end
 end

@@ -2,7 +2,7 @@
 -- gives: tokens, merges, and by name how words are cut.
 local cjson = require("cjson")
 local json = require("liger.data.json")
-local raise = require("liger.ffi").raise
+local fail = require("liger.file").fail
 
 local M = {}
 
@@ -117,16 +117,16 @@ function M.describe(metadata, path)
     return metadata["tokenizer.ggml." .. key]
   end
   if get("model") ~= "gpt2" then
-    raise(("%s: tokenizer.ggml.model is %s, wanted gpt2"):format(path, tostring(get("model"))))
+    fail(path, "tokenizer.ggml.model is %s, wanted gpt2", tostring(get("model")))
   end
   local name = get("pre") or "default"
   local pre = pre_tokenizers[name]
   if not pre then
-    raise(("%s: tokenizer.ggml.pre is %s, wanted a known one"):format(path, tostring(name)))
+    fail(path, "tokenizer.ggml.pre is %s, wanted a known one", tostring(name))
   end
   local tokens, merges, types = get("tokens"), get("merges"), get("token_type") or {}
   if type(tokens) ~= "table" or type(merges) ~= "table" then
-    raise(("%s: tokenizer.ggml.tokens or merges is missing, wanted both"):format(path))
+    fail(path, "tokenizer.ggml.tokens or merges is missing, wanted both")
   end
   local special, ids = {}, {}
   for short, key in pairs({ bos = "bos", eos = "eos", pad = "padding", unk = "unknown" }) do

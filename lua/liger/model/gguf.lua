@@ -1,5 +1,5 @@
 -- GGUF: its metadata as a Hugging Face config, its tensor names, and its order of rows.
-local lib = require("liger.ffi")
+local fail = require("liger.file").fail
 local Tensor = require("liger.tensor")
 
 local M = {}
@@ -7,10 +7,8 @@ local M = {}
 -- Settings that would change the result if they were passed over.
 local function check_unread(meta, arch, head_dim, path)
   local function refuse(key, wanted)
-    lib.raise(
-      ("%s: %s is %s, wanted %s; use the safetensors folder"):format(
-        path, key, tostring(meta[key]), wanted
-      )
+    fail(
+      path, "%s is %s, wanted %s; use the safetensors folder", key, tostring(meta[key]), wanted
     )
   end
   local keys = {}
@@ -47,23 +45,19 @@ function M.config(meta, index, path)
       value = default
     end
     if value == nil then
-      lib.raise(("%s: metadata has no %s.%s"):format(path, tostring(arch), key))
+      fail(path, "metadata has no %s.%s", tostring(arch), key)
     end
     return value
   end
   if arch ~= "llama" and arch ~= "qwen3" then
-    lib.raise(("%s: architecture is %s, wanted llama or qwen3"):format(path, tostring(arch)))
+    fail(path, "architecture is %s, wanted llama or qwen3", tostring(arch))
   end
   if index["rope_freqs.weight"] then
-    lib.raise(
-      (
-        "%s: rope_freqs.weight: scaled rope from GGUF is not read; use the safetensors folder"
-      ):format(path)
-    )
+    fail(path, "rope_freqs.weight: scaled rope from GGUF is not read; use the safetensors folder")
   end
   local embed = index["token_embd.weight"]
   if not embed then
-    lib.raise(("%s: tensor token_embd.weight is missing"):format(path))
+    fail(path, "tensor token_embd.weight is missing")
   end
   local hidden, heads = get("embedding_length"), get("attention.head_count")
   local head_dim = get("attention.key_length", hidden / heads)

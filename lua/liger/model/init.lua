@@ -46,7 +46,7 @@ local function read_json(path)
   end
   local ok, value = pcall(cjson.decode, text)
   if not ok or type(value) ~= "table" then
-    lib.raise(("%s: not a JSON object: %s"):format(path, ok and type(value) or value))
+    files.fail(path, "not a JSON object: %s", ok and type(value) or value)
   end
   return without_null(value)
 end
@@ -67,7 +67,7 @@ local function check_config(config, path)
     if not (optional and value == nil) and (
       type(value) ~= "number" or value < 1 or value % 1 ~= 0 or value > 2 ^ 31
     ) then
-      lib.raise(("%s: %s is %s, wanted a whole number from 1"):format(path, key, tostring(value)))
+      files.fail(path, "%s is %s, wanted a whole number from 1", key, tostring(value))
     end
   end
   for _, key in ipairs(NEEDED) do
@@ -79,16 +79,16 @@ local function check_config(config, path)
   for _, key in ipairs(BOOLEANS) do
     local value = config[key]
     if value ~= nil and type(value) ~= "boolean" then
-      lib.raise(("%s: %s is %s, wanted true or false"):format(path, key, tostring(value)))
+      files.fail(path, "%s is %s, wanted true or false", key, tostring(value))
     end
   end
   local eps = config.rms_norm_eps
   if eps ~= nil and (type(eps) ~= "number" or not (eps > 0 and eps < math.huge)) then
-    lib.raise(("%s: rms_norm_eps is %s, wanted a number above 0"):format(path, tostring(eps)))
+    files.fail(path, "rms_norm_eps is %s, wanted a number above 0", tostring(eps))
   end
   local act = config.hidden_act
   if act and act ~= "silu" then
-    lib.raise(("%s: hidden_act is %s, wanted silu"):format(path, tostring(act)))
+    files.fail(path, "hidden_act is %s, wanted silu", tostring(act))
   end
 end
 
@@ -96,7 +96,7 @@ end
 local function check_attention(config, path, family)
   local slides = config.use_sliding_window
   local function refuse(key, wanted)
-    lib.raise(("%s: %s is %s, wanted %s"):format(path, key, tostring(config[key]), wanted))
+    files.fail(path, "%s is %s, wanted %s", key, tostring(config[key]), wanted)
   end
   local nothing = ("none for %s"):format(config.model_type)
   if config.attn_logit_softcapping ~= nil then
@@ -116,18 +116,16 @@ local function check_attention(config, path, family)
   end
   local kinds = config.layer_types
   if kinds ~= nil and (type(kinds) ~= "table" or #kinds ~= config.num_hidden_layers) then
-    lib.raise(
-      ("%s: layer_types has %s entries, wanted %d"):format(
-        path, type(kinds) == "table" and #kinds or "no", config.num_hidden_layers
-      )
+    files.fail(
+      path, "layer_types has %s entries, wanted %d", type(kinds) == "table" and #kinds or "no",
+      config.num_hidden_layers
     )
   end
   for i, kind in ipairs(kinds or {}) do
     if kind ~= "full_attention" and not (slides and kind == "sliding_attention") then
-      lib.raise(
-        ("%s: layer_types[%d] is %s, wanted full_attention%s"):format(
-          path, i - 1, tostring(kind), slides and " or sliding_attention" or ""
-        )
+      files.fail(
+        path, "layer_types[%d] is %s, wanted full_attention%s", i - 1, tostring(kind),
+        slides and " or sliding_attention" or ""
       )
     end
   end
@@ -142,9 +140,7 @@ function M.from_config(config, options)
   local path = options and options.path or "config"
   local name = FAMILIES[config.model_type]
   if not name then
-    lib.raise(
-      ("%s: model_type is %s, wanted llama or qwen3"):format(path, tostring(config.model_type))
-    )
+    files.fail(path, "model_type is %s, wanted llama or qwen3", tostring(config.model_type))
   end
   check_config(config, path)
   local family = require(name)
@@ -184,10 +180,8 @@ local function load_folder(path, dtype)
   if shards then
     local seen, map = {}, shards.weight_map
     if type(map) ~= "table" then
-      lib.raise(
-        (
-          "%s/model.safetensors.index.json: weight_map is a %s, wanted an object"
-        ):format(path, type(map))
+      files.fail(
+        path .. "/model.safetensors.index.json", "weight_map is a %s, wanted an object", type(map)
       )
     end
     for _, name in pairs(map) do
@@ -260,9 +254,10 @@ function M.load(path, options)
       probe:close()
     end
     if magic ~= "GGUF" then
-      error(("%s: %s, wanted a folder with config.json or a GGUF file"):format(
-        path, probe and "neither a model folder nor a GGUF file" or "no such file or folder"
-      ), 0)
+      files.fail(
+        path, "%s, wanted a folder with config.json or a GGUF file",
+        probe and "neither a model folder nor a GGUF file" or "no such file or folder"
+      )
     end
     model, tokenizer = load_gguf(path, dtype)
   end
@@ -290,7 +285,7 @@ end
 function M.save(model, folder, tokenizer)
   local code = lib.C.lg_sys_make_folders(folder)
   if code ~= 0 then
-    lib.raise(("%s: cannot be made: %s"):format(folder, ffi.string(lib.C.lg_sys_error(code))))
+    files.fail(folder, "cannot be made: %s", ffi.string(lib.C.lg_sys_error(code)))
   end
   weights.save(model, folder .. "/model.safetensors")
   local config = {}

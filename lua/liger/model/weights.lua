@@ -1,6 +1,7 @@
 -- Weights between files and a decoder: safetensors folders in and out, GGUF in. Every weight of the
 -- decoder must be in the files once, with its shape; what the files hold beyond that is named.
 local ffi = require("ffi")
+local fail = require("liger.file").fail
 local lib = require("liger.ffi")
 local Tensor = require("liger.tensor")
 
@@ -13,7 +14,7 @@ local M = {}
 ---@return ffi.cdata* file  closed by the collector
 function M.open(path)
   local out = ffi.new("lg_file *[1]")
-  lib.check(C.lg_file_open(lib.ctx, path, out))
+  lib.check_file(C.lg_file_open(lib.ctx, path, out))
   return ffi.gc(out[0], C.lg_file_close)
 end
 
@@ -31,7 +32,7 @@ function M.index(files)
         shape[d] = tonumber(t.shape[d - 1])
       end
       if index[name] then
-        lib.raise(("%s: tensor %s is in %s too"):format(f.path, name, index[name].path))
+        fail(f.path, "tensor %s is in %s too", name, index[name].path)
       end
       index[name] = {
         path = f.path, file = f.file, index = i, shape = shape, type = ffi.string(t.type),
@@ -45,20 +46,18 @@ end
 function M.read(entry, name, y)
   local got, wanted = Tensor.shape_text(entry.shape), Tensor.shape_text(y.shape)
   if got ~= wanted then
-    lib.raise(
-      ("%s: tensor %s is %s, wanted %s as the config says"):format(entry.path, name, got, wanted)
-    )
+    fail(entry.path, "tensor %s is %s, wanted %s as the config says", name, got, wanted)
   end
   local t = C.lg_file_tensor_at(entry.file, entry.index)
   if t.dtype == y.raw.dtype and y:is_contiguous() then
     lib.check(C.lg_upload(lib.ctx, t.data, Tensor.to_write(y)))
     return
   elseif lib.on_cpu then
-    lib.check(C.lg_file_read(lib.ctx, entry.file, entry.index, y.raw))
+    lib.check_file(C.lg_file_read(lib.ctx, entry.file, entry.index, y.raw))
     return
   end
   local host = M.on_host(y)
-  lib.check(C.lg_file_read(lib.ctx, entry.file, entry.index, host.raw))
+  lib.check_file(C.lg_file_read(lib.ctx, entry.file, entry.index, host.raw))
   lib.check(C.lg_upload(lib.ctx, host.raw.data, y.raw))
 end
 
@@ -91,7 +90,7 @@ function M.load(model, index, path, rename, rearrange)
     end
     local entry = index[name]
     if not entry then
-      lib.raise(("%s: tensor %s is missing"):format(path, rename(w.name)))
+      fail(path, "tensor %s is missing", rename(w.name))
     end
     M.read(entry, name, w.tensor)
     if rearrange then
@@ -105,7 +104,7 @@ function M.load(model, index, path, rename, rearrange)
   for name, entry in pairs(index) do
     -- Old exports keep the frequencies; the config has them.
     if not used[name] and not name:find("rotary_emb%.inv_freq$") then
-      lib.raise(("%s: tensor %s is in the file and not in the model"):format(entry.path, name))
+      fail(entry.path, "tensor %s is in the file and not in the model", name)
     end
   end
 end
@@ -119,7 +118,7 @@ function M.write(path, named)
   for i, entry in ipairs(named) do
     names[i - 1], tensors[i - 1] = entry.name, entry.tensor:upload().raw
   end
-  lib.check(C.lg_safetensors_write(lib.ctx, path, names, tensors, #named, '{"format":"pt"}'))
+  lib.check_file(C.lg_safetensors_write(lib.ctx, path, names, tensors, #named, '{"format":"pt"}'))
 end
 
 --- Writes all weights to one safetensors file.

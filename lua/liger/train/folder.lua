@@ -123,18 +123,19 @@ function M.open_files(run, from)
   end
 end
 
---- The folder for the trained model is tried before there is anything to lose.
+--- The folder for the trained model is tried before there is anything to lose. A run that goes on
+--- may find the model that it saved there itself, and saves over it.
 ---@param config table
-function M.probe_save(config)
+---@param from? table  of config.resumed
+function M.probe_save(config, from)
   local folder = config.save
   if type(folder) == "string" and folder ~= "" then
     local ok, message = files.probe_folder(folder)
     if not ok then
       options.usage_error("--save: " .. message)
     end
-    local model = io.open(folder .. "/config.json", "rb")
-    if model then
-      model:close()
+    local is_own = from and from.state and from.state.options.save == folder
+    if not is_own and files.stat(folder .. "/config.json") then
       options.usage_error(
         ("--save: %s holds a model already, wanted a new or an empty folder"):format(folder)
       )

@@ -49,27 +49,53 @@ local function has_state(thing)
     and type(thing.set_state) == "function"
 end
 
+-- JSON has no NaN and no infinity: in plain tables they are written as { "not finite": NAME }.
+local TAG = "not finite"
+local not_finite = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
+
+local function tagged(value)
+  if type(value) == "table" then
+    local y = {}
+    for key, item in pairs(value) do
+      y[key] = tagged(item)
+    end
+    return y
+  elseif type(value) == "number" and value - value ~= 0 then
+    return { [TAG] = value ~= value and "nan" or value > 0 and "inf" or "-inf" }
+  end
+  return value
+end
+
+local function untagged(value)
+  if type(value) ~= "table" then
+    return value
+  elseif value[TAG] then
+    return not_finite[value[TAG]]
+  end
+  local y = {}
+  for key, item in pairs(value) do
+    y[key] = untagged(item)
+  end
+  return y
+end
+
 local function state_of(name, thing)
   if has_state(thing) then
     return json.encode(thing:state())
   end
   check_plain(name, thing)
-  return json.encode(thing)
+  return json.encode(tagged(thing))
 end
-
-local not_finite = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
 
 local function set_state(thing, state)
   if has_state(thing) then
     thing:set_state(state)
     return
   end
-  for key, value in pairs(thing) do
-    -- JSON has no such numbers.
-    state[key] = type(value) == "number" and not_finite[state[key]] or state[key]
+  for key in pairs(thing) do
     thing[key] = nil
   end
-  for key, value in pairs(state) do
+  for key, value in pairs(untagged(state)) do
     thing[key] = value
   end
 end

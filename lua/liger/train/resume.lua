@@ -53,11 +53,16 @@ end
 local function open_run(run, may_be_new)
   local folder, broken = checkpoint.newest(run)
   if not folder and broken[1] then
-    refuse("%s, and there is no older one", broken_text(broken))
+    refuse("%s, and no older one is", broken_text(broken))
   elseif not folder and not may_be_new then
     refuse("%s has no checkpoint", run)
   end
   return { folder = folder, run = run, broken = broken }
+end
+
+-- A folder has one name, with a slash at its end and without.
+local function trimmed(path)
+  return (path:gsub("(.)/+$", "%1"))
 end
 
 -- The checkpoint that a value of --resume means: { folder, run, broken }, without `folder` where
@@ -74,7 +79,7 @@ local function find(values, given, recipe)
     end
     return from
   end
-  path = path:gsub("(.)/+$", "%1")
+  path = trimmed(path)
   local info = files.stat(path)
   if not info or not info.is_folder then
     refuse("%s: no such folder", path)
@@ -173,6 +178,7 @@ function M.open(values, given, recipe, device)
   if values.resume == false then
     return nil
   end
+  values.out = trimmed(values.out)
   local from = find(values, given, recipe)
   values.out = given.out and values.out or from.run
   if not from.folder then

@@ -86,10 +86,10 @@ function M.new(config)
   if type(config) ~= "table" or type(config.out) ~= "string" then
     error("run: config is no table of liger.config", 2)
   end
-  if ranks.is_main then
-    folder.probe_save(config)
-  end
   local from = config_module.resumed(config)
+  if ranks.is_main then
+    folder.probe_save(config, from)
+  end
   local in_program, sys = pcall(require, "liger.sys")
   ranks.barrier() -- all have seen the folder as it was
   local run = setmetatable({
@@ -422,11 +422,7 @@ function Run:save(model, tokenizer)
   end
 end
 
---- Closes the loop and the files. The program does it too, when a recipe ends in any way.
-function Run:finish()
-  if self.finished then
-    return
-  end
+function Run:_close()
   self.finished = true
   self.interrupted = self.interrupted or is_interrupted(self)
   self:_leave_loop()
@@ -439,21 +435,36 @@ function Run:finish()
   if #open_runs == 0 then
     C.lg_sys_catch_interrupt(false)
   end
+  any_interrupted = any_interrupted or self.interrupted
+end
+
+--- Closes the loop and the files, and names the folder. The program does it too, when a recipe ends
+--- in any way; after an error the folder is not named, so that the error is what comes last.
+function Run:finish()
+  if self.finished then
+    return
+  end
+  self:_close()
   if not self.config.quiet then
     local seconds = C.lg_sys_time() - self.started_at
     self:print(("%s  %s"):format(self.folder, progress.duration(seconds)))
   end
-  any_interrupted = any_interrupted or self.interrupted
   if self.resuming and not self.interrupted then
     error("run: --resume found nothing to put back: the recipe calls no run:keep before a loop", 0)
   end
 end
 
 --- Finishes every run that is still open; true when one was interrupted.
+---@param failed? boolean  there was an error
 ---@return boolean
-function M.finish_all()
+function M.finish_all(failed)
   while open_runs[1] do
-    open_runs[1]:finish()
+    local run = open_runs[1]
+    if failed then
+      run:_close()
+    else
+      run:finish()
+    end
   end
   local result = any_interrupted
   any_interrupted = false

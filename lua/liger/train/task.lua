@@ -2,8 +2,8 @@
 -- prompts.
 local column = require("liger.data.column")
 local decoder = require("liger.model")
+local files = require("liger.file")
 local preference = require("liger.data.preference")
-local lib = require("liger.ffi")
 local options = require("liger.train.options")
 local prompts = require("liger.data.prompts")
 
@@ -26,16 +26,17 @@ local function built_in(config)
 end
 
 local function load_model(config)
-  if config.model == "" or config.data == "" then
+  if config.model == "" then
     options.usage_error(
-      ("--%s without --%s: a checkpoint and its data go together"):format(
-        config.model == "" and "data" or "model", config.model == "" and "model" or "data"
-      )
+      "--data without --model: wanted a checkpoint beside it; the built-in model becomes one by "
+        .. "`liger run sft --save FOLDER`, then --model FOLDER"
     )
+  elseif config.data == "" then
+    options.usage_error("--model without --data: wanted a file of rows beside the checkpoint")
   end
   local model, tokenizer = decoder.load(config.model, { dtype = config.dtype })
   if not tokenizer then
-    lib.raise(("%s: there is no tokenizer.json beside the model"):format(config.model))
+    files.fail(config.model, "there is no tokenizer.json, wanted one beside the model")
   end
   return { model = model, tokenizer = tokenizer, built_in = false }
 end
@@ -92,10 +93,9 @@ local function check_tokenizers(student, teacher, config)
   for id = 0, math.min(student.model.shape.vocab, teacher.model.shape.vocab) - 1 do
     local a, b = student.tokenizer:token(id), teacher.tokenizer:token(id)
     if a and b and a ~= b then
-      lib.raise(
-        ("%s: token %d is %q, wanted %q as in %s: distillation needs one tokenizer"):format(
-          config.teacher, id, b, a, config.model
-        )
+      files.fail(
+        config.teacher, "token %d is %q, wanted %q as in %s: distillation needs one tokenizer", id,
+        b, a, config.model
       )
     end
   end
@@ -111,8 +111,8 @@ local function check_prompts(task, config)
       problem = "column `prompt` is missing, wanted what to complete, or --lmbda 0"
     elseif #s.ids + longest > context then
       problem = (
-        "column `prompt` has %d tokens and max_completion_length is %d, wanted at most %d together"
-      ):format(#s.ids, longest, context)
+        "column `prompt` has %s and max_completion_length is %d, wanted at most %d together"
+      ):format(column.count(#s.ids, "token"), longest, context)
     end
     if problem then
       column.fail(config.data, s.row, "%s", problem)
