@@ -169,8 +169,10 @@ __device__ __forceinline__ void stream_add(float (&sum)[2], float p, float q, fl
         sum[0] += fabsf(more);
         if (more != 0) sum[1] += copysignf(p, more);
     }
-    if constexpr (Kind == PAIR_FORWARD) sum[0] = fmaf(q, fmaxf(d, -1e30f), sum[0]);
-    if constexpr (Kind == PAIR_REVERSE) sum[0] = fmaf(p, fmaxf(-d, -1e30f), sum[0]);
+    if constexpr (Kind == PAIR_FORWARD)
+        if (q > 0) sum[0] = fmaf(q, d, sum[0]);
+    if constexpr (Kind == PAIR_REVERSE)
+        if (p > 0) sum[0] = fmaf(-p, d, sum[0]);
     if constexpr (Kind == PAIR_JSD) {
         /* With l = log2(m / p): beta q log2(q / m) + (1 - beta) p log2(p / m) = beta q d - m l. */
         const float near = fminf(fmaxf(d, -100.0f), 100.0f);
@@ -464,16 +466,19 @@ static lg_status stream_launch_of(lg_context *ctx, const char *op, int blocks, b
     return cuda_check(ctx, op, cudaLaunchKernelEx(&config, kernel, args));
 }
 
-/* 4 or 5 pieces a thread are what registers hold of p and q. */
+/* 4 or 5 pieces a thread are what registers hold of p and q, MOST elements what shared memory holds
+ * of a slice. */
 template <int Kind, class T>
 static lg_status stream_launch_rows(lg_context *ctx, const char *op, bool *done,
                                     const pair_args<T, T, head_plain> &args) {
-    constexpr int THREADS = 512, STEP = THREADS * 8;
+    constexpr int THREADS = 512, FOUR = 4 * THREADS * 8;
+    constexpr int64_t MOST = 224 * 1024 / (STREAM_ROWS * 2 * sizeof(T)) / 8 * 8;
+    static_assert(MOST > FOUR && MOST <= 5 * THREADS * 8, "a slice of 4 or 5 pieces");
     int blocks = 1;
-    while (blocks < 8 && args.V > 4 * STEP * blocks) blocks *= 2;
-    if (args.V > 5 * STEP * blocks) blocks *= 2;
-    if (args.V <= STREAM_LEAST || args.V > 5 * STEP * blocks) return LG_OK;
-    if (args.V <= 4 * STEP * blocks)
+    while (blocks < 8 && args.V > FOUR * blocks) blocks *= 2;
+    if (args.V > MOST * blocks) blocks *= 2;
+    if (args.V <= STREAM_LEAST || args.V > MOST * blocks) return LG_OK;
+    if (args.V <= FOUR * blocks)
         return stream_launch_of<Kind, T, THREADS, 4>(ctx, op, blocks, done, args);
     return stream_launch_of<Kind, T, THREADS, 5>(ctx, op, blocks, done, args);
 }

@@ -47,6 +47,12 @@ return function(attributes, shapes)
   return {
     shapes = all,
     bench = { { N = 64, V = 49152 } },
+    device_shapes = {
+      -- More rows than a GPU has clusters, several for each; some take no part.
+      { N = 300, V = 8200, temperature = 1.3, ignored = true, masked = 30 },
+      { N = 50, V = 151936, ignored = true },
+      { N = 3, V = 262144 }, -- clusters of 16 blocks
+    },
     device_bench = { { N = 1024, V = 151936 }, { N = 4096, V = 128256 } },
     inputs = function(r, s)
       local values = {
