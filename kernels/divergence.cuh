@@ -68,14 +68,6 @@ __device__ __forceinline__ void pair_load(const T *z, int64_t v, int64_t end, bo
     }
 }
 
-static constexpr float PAIR_LOG2_E = 1.4426950408889634f, PAIR_LN_2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float pair_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 __device__ __forceinline__ float pair_log2(float x) {
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -153,7 +145,7 @@ __device__ __forceinline__ pair_stats pair_reduce(const T *s, const T *t, bool v
                                                   head_slice slice, const Args &a) {
     constexpr int W = 16 / sizeof(T);
     const bool hard = a.hard && a.scale != 1, entropy = a.entropy != NULL;
-    const float scale2 = a.scale * PAIR_LOG2_E;
+    const float scale2 = a.scale * HEAD_LOG2_E;
     pair_stats stats = pair_stats::none();
     stats.scale = a.scale;
 #pragma unroll 2
@@ -165,7 +157,7 @@ __device__ __forceinline__ pair_stats pair_reduce(const T *s, const T *t, bool v
         if (max > stats.max) stats.rise(max);
 #pragma unroll
         for (int e = 0; e < W; e++) {
-            const float d = x[e] - stats.max, p = pair_exp2(d * scale2);
+            const float d = x[e] - stats.max, p = head_exp2(d * scale2);
             stats.sum += p;
             if (entropy) stats.weighted = fmaf(p, fmaxf(d * a.scale, -200.0f), stats.weighted);
             if (hard) stats.hard += head_exp(d);
@@ -175,7 +167,7 @@ __device__ __forceinline__ pair_stats pair_reduce(const T *s, const T *t, bool v
             if (teacher_max > stats.teacher_max) stats.rise_teacher(teacher_max);
 #pragma unroll
             for (int e = 0; e < W; e++)
-                stats.teacher_sum += pair_exp2((y[e] - stats.teacher_max) * scale2);
+                stats.teacher_sum += head_exp2((y[e] - stats.teacher_max) * scale2);
         }
     }
     return stats;
@@ -209,7 +201,7 @@ struct pair_mix {
         below = d > 0;
         away = fminf(fabsf(d), 300.0f); /* a NaN is two zeros, and counts nothing */
         share = below ? 1 - beta : beta;
-        r = pair_exp2(-away);
+        r = head_exp2(-away);
         g = fmaf(share, r - 1, 1);
         l = pair_log2(g);
     }
@@ -286,10 +278,10 @@ struct pair_gradient {
 
     __device__ __forceinline__ pair_gradient(pair_state st, float scale_, float weight_hard,
                                              float weight_soft, float beta_)
-        : scale(scale_), scale2(scale * PAIR_LOG2_E), student(st.student * PAIR_LOG2_E),
-          teacher(st.teacher * PAIR_LOG2_E), teacher_less(st.teacher - st.student),
+        : scale(scale_), scale2(scale * HEAD_LOG2_E), student(st.student * HEAD_LOG2_E),
+          teacher(st.teacher * HEAD_LOG2_E), teacher_less(st.teacher - st.student),
           soft(weight_soft * scale), pair(st.pair), beta(beta_), hard(weight_hard),
-          hard2(st.hard * PAIR_LOG2_E),
+          hard2(st.hard * HEAD_LOG2_E),
           cool(weight_hard != 0 && (scale != 1 || Kind == PAIR_COSINE)) {
         even = cool ? 0 : hard, more = less = 0;
         if constexpr (Kind == PAIR_TVD) {
@@ -305,21 +297,21 @@ struct pair_gradient {
     }
     __device__ __forceinline__ float operator()(float x, float y) const {
         const float a = fmaf(x, scale2, -student), b = fmaf(y, scale2, -teacher);
-        const float p = pair_exp2(a), more_of_p = fmaf(x - y, scale, teacher_less);
+        const float p = head_exp2(a), more_of_p = fmaf(x - y, scale, teacher_less);
         float g = 0;
         if constexpr (Kind == PAIR_COSINE)
             g = x == -INFINITY || y == -INFINITY ? 0 : fmaf(x, more, -(y * less));
         if constexpr (Kind == PAIR_TVD)
             g = p * (more_of_p > 0 ? more : more_of_p < 0 ? less : even);
-        if constexpr (Kind == PAIR_FORWARD) g = fmaf(even + soft, p, -(soft * pair_exp2(b)));
+        if constexpr (Kind == PAIR_FORWARD) g = fmaf(even + soft, p, -(soft * head_exp2(b)));
         if constexpr (Kind == PAIR_REVERSE)
-            g = p > 0 ? p * fmaf(soft, fmaf(a - b, PAIR_LN_2, -pair), even) : 0;
+            g = p > 0 ? p * fmaf(soft, fmaf(a - b, HEAD_LN_2, -pair), even) : 0;
         if constexpr (Kind == PAIR_JSD) {
-            const float ratio = sizeof(T) == 2 ? pair_mix(b - a, beta).log2_ratio() * PAIR_LN_2
-                                               : pair_log_ratios((b - a) * PAIR_LN_2, beta).x;
+            const float ratio = sizeof(T) == 2 ? pair_mix(b - a, beta).log2_ratio() * HEAD_LN_2
+                                               : pair_log_ratios((b - a) * HEAD_LN_2, beta).x;
             g = p > 0 ? p * fmaf(soft * (1 - beta), ratio - pair, even) : 0;
         }
-        return cool ? fmaf(hard, pair_exp2(fmaf(x, PAIR_LOG2_E, -hard2)), g) : g;
+        return cool ? fmaf(hard, head_exp2(fmaf(x, HEAD_LOG2_E, -hard2)), g) : g;
     }
 };
 
@@ -340,15 +332,19 @@ __device__ __forceinline__ void pair_store_gradient(const pair_gradient<Kind, T>
 
 /* ---- the kernels ---- */
 
-/* Whether a row takes part; a target that is none is noted. */
+/* Whether row n takes part, given its target; one that is none is noted, by the thread that `notes`. */
 template <class Args>
-__device__ __forceinline__ bool pair_is_kept(const Args &a, int64_t n, bool hard) {
-    if (!a.target) return true;
-    const int32_t t = a.target[n];
+__device__ __forceinline__ bool pair_target_counts(const Args &a, int64_t n, int32_t t, bool hard,
+                                                   bool notes) {
     if (t == a.ignore) return false;
     if (!hard || (t >= 0 && t < a.V)) return true;
-    if (threadIdx.x == 0) note_error(a.error, ERROR_TARGET, n, t, a.V);
+    if (notes) note_error(a.error, ERROR_TARGET, n, t, a.V);
     return false;
+}
+
+template <class Args>
+__device__ __forceinline__ bool pair_is_kept(const Args &a, int64_t n, bool hard) {
+    return !a.target || pair_target_counts(a, n, a.target[n], hard, threadIdx.x == 0);
 }
 
 template <int Kind, class T, class O, class Finish>

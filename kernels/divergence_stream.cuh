@@ -4,9 +4,9 @@
  * A cluster of blocks stays on the chip and walks over the rows; a block owns a slice of each.
  * Slices come to a ring in shared memory by bulk copies, so that rows to come arrive while one is
  * worked on. A turn on row r:
- *   B(r)      e^(x - max) of student and teacher, kept in registers; their sums
  *   A(r + 1)  the next row's maxima
- *   exchange  of the sums of B(r), the maxima of A(r + 1) and the sums of C(r - 1): a block stores
+ *   B(r)      e^(x - max) of student and teacher, kept in registers; their sums
+ *   exchange  of the maxima of A(r + 1) and the sums of B(r) and C(r - 1): a block stores
  *             its own in all others, whose barrier counts the bytes (a barrier of the cluster would
  *             wait for every load in flight)
  *   C(r)      the loss's sums, from p and q: what is kept, divided by its sum
@@ -158,9 +158,9 @@ __device__ __forceinline__ piece<T> stream_gather(const T *z, int64_t v, int64_t
 
 /* ---- the kernel ---- */
 
-/* Adds an element pair's part. p is e^(x - max), q is that of the teacher times `level`, so that both
- * are probabilities times one number; d is log2(q / p). Both sums are in p's units, and in bits but
- * for tvd. */
+/* Adds an element pair's part. p is e^(x - max) of the student, q of the teacher; p and level q are
+ * the probabilities times one number. d is log2(q / p). The sums are times that number too (in the
+ * forward KL times q's), and in bits but for tvd. */
 template <int Kind>
 __device__ __forceinline__ void stream_add(float (&sum)[2], float p, float q, float level, float d,
                                            float beta) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void stream_add(float (&sum)[2], float p, float q, fl
     if constexpr (Kind == PAIR_JSD) {
         /* With l = log2(m / p): beta q log2(q / m) + (1 - beta) p log2(p / m) = beta q d - m l. */
         const float near = fminf(fmaxf(d, -100.0f), 100.0f);
-        const float l = pair_log2(fmaf(beta, pair_exp2(near) - 1, 1));
+        const float l = pair_log2(fmaf(beta, head_exp2(near) - 1, 1));
         const float of_q = level * q, m = fmaf(beta, of_q - p, p);
         sum[0] += fmaf(-l, m, beta * near * of_q);
         sum[1] = fmaf(-p, l, sum[1]);
@@ -206,7 +206,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const int units = (int)((a.V + 8 * blocks - 1) / (8 * blocks)); /* pieces of a slice */
     const bool finisher = rank == 0 && threadIdx.x == THREADS - 32;
     const bool cool = a.hard && a.scale != 1;
-    const float scale2 = a.scale * PAIR_LOG2_E;
+    const float scale2 = a.scale * HEAD_LOG2_E;
     const uint32_t lowest = (uint32_t)stream_lowest(T()) * 0x10001u;
     const auto place = [&](int stage, int row, int unit) {
         return (piece<T> *)memory + ((stage * 2 + row) * units + unit);
@@ -218,12 +218,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
     const auto target_of = [&](int64_t n) { return a.target && n < a.N ? a.target[n] : 0; };
     const auto takes_part = [&](int64_t n, int32_t t) {
-        if (n >= a.N) return false;
-        if (!a.target) return true;
-        if (t == a.ignore) return false;
-        if (!a.hard || (t >= 0 && t < a.V)) return true;
-        if (finisher) note_error(a.error, ERROR_TARGET, n, t, a.V);
-        return false;
+        return n < a.N && (!a.target || pair_target_counts(a, n, t, a.hard != NULL, finisher));
     };
     /* Rows at multiples of 16 bytes are copied in bulk, others by each thread's own. */
     const auto fetch = [&](int64_t n, int stage) {
@@ -344,9 +339,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
             chosen = to_float(a.student[a.student_rows.offset(n) + target]);
         const int32_t target_next = finisher ? target_of(n + step) : 0;
 
+        find_maxima(turn, next, kept & 2);
         /* B: p and q times their sums; one of them and d less the sums' part for KL. */
         float p[PIECES][8], q[PIECES][8];
-        find_maxima(turn, next, kept & 2);
         float sum = 0, teacher_sum = 0, hard_sum = 0;
         if (taken) {
 #pragma unroll
@@ -354,8 +349,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 const piece<T> x = held(stage, 0, k), y = held(stage, 1, k);
 #pragma unroll
                 for (int e = 0; e < 8; e++) {
-                    const float u = pair_exp2((x[e] - max) * scale2),
-                                w = pair_exp2((y[e] - teacher_max) * scale2);
+                    const float u = head_exp2((x[e] - max) * scale2),
+                                w = head_exp2((y[e] - teacher_max) * scale2);
                     sum += u, teacher_sum += w;
                     p[k][e] = Kind == PAIR_FORWARD ? (y[e] - x[e]) * scale2 : u;
                     q[k][e] = Kind == PAIR_REVERSE ? (y[e] - x[e]) * scale2 : w;
@@ -396,7 +391,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             before = {0, 0, 0, 0}, hard_before = 0, unit = 0, kept_before = taken;
             if (taken) {
                 const float log_sum = logf(all.sum[OF_STUDENT]);
-                unit = (Kind == PAIR_TVD ? 1 : PAIR_LN_2) /
+                unit = (Kind == PAIR_TVD ? 1 : HEAD_LN_2) /
                        all.sum[Kind == PAIR_FORWARD ? OF_TEACHER : OF_STUDENT];
                 before.student = fmaf(max, a.scale, log_sum);
                 before.teacher = fmaf(teacher_max, a.scale, logf(all.sum[OF_TEACHER]));

@@ -28,7 +28,7 @@ __device__ __forceinline__ float given_element(float s, float t, float beta, flo
         derivative = -q;
         if (Kind == GIVEN_KL_PROB) {
             const float least = fmaxf(q, LEAST_PROBABILITY);
-            t = FAST ? pair_log2(least) * PAIR_LN_2 : logf(least);
+            t = FAST ? pair_log2(least) * HEAD_LN_2 : logf(least);
         }
         return q > 0 ? q * (t - s) : 0;
     } else if constexpr (Kind == GIVEN_REVERSE) {
@@ -37,10 +37,10 @@ __device__ __forceinline__ float given_element(float s, float t, float beta, flo
         derivative = p * (s - t + 1);
         return p * (s - t);
     } else if constexpr (FAST) {
-        const pair_mix mix((t - s) * PAIR_LOG2_E, beta);
+        const pair_mix mix((t - s) * HEAD_LOG2_E, beta);
         const float p = head_exp(s);
-        derivative = p > 0 ? (1 - beta) * p * (mix.log2_ratio() * PAIR_LN_2) : 0;
-        return mix.loss(head_exp(fmaxf(s, t))) * PAIR_LN_2;
+        derivative = p > 0 ? (1 - beta) * p * (mix.log2_ratio() * HEAD_LN_2) : 0;
+        return mix.loss(head_exp(fmaxf(s, t))) * HEAD_LN_2;
     } else {
         const float p = head_exp(s), q = head_exp(t);
         if (p == 0 && q == 0) return 0;

@@ -41,11 +41,14 @@ struct head_capped {
 
 /* ---- reductions ---- */
 
-__device__ __forceinline__ float head_exp(float x) {
+static constexpr float HEAD_LOG2_E = 1.4426950408889634f, HEAD_LN_2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float head_exp2(float x) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+__device__ __forceinline__ float head_exp(float x) { return head_exp2(x * HEAD_LOG2_E); }
 
 /* The maximum starts at the lowest finite number, so that -inf logits give exp(-inf) = 0. */
 struct head_stats {

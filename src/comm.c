@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "file.h"
 #include "internal.h"
 
 /* ---- Open MPI's interface, as its versions 3 to 5 have it: handles are pointers ---- */
@@ -267,15 +268,6 @@ static int64_t num_elements(const lg_tensor *t) {
     return n;
 }
 
-static bool is_dense(const lg_tensor *t) {
-    int64_t n = 1;
-    for (int d = t->ndim - 1; d >= 0; d--) {
-        if (t->shape[d] > 1 && t->stride[d] != n) return false;
-        n *= t->shape[d];
-    }
-    return true;
-}
-
 /* Where a walk through the numbers of the tensors stands. */
 typedef struct place {
     int64_t tensor, at;
@@ -313,7 +305,7 @@ lg_status lg_comm_sum(lg_context *ctx, lg_comm *comm, lg_tensor *const *tensors,
         if (dtype != tensors[0]->dtype)
             return lg_fail(ctx, LG_EINVAL, "ranks: sum is of %s and %s, wanted one dtype",
                            lg_dtype_name(tensors[0]->dtype), lg_dtype_name(dtype));
-        if (!is_dense(tensors[i]))
+        if (!lg_is_dense(tensors[i]))
             return lg_fail(ctx, LG_EINVAL, "ranks: sum is of a strided tensor, wanted a dense one");
         total += num_elements(tensors[i]);
     }

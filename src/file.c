@@ -265,10 +265,10 @@ static const char *dtype_name(int32_t dtype) {
     return dtype >= 0 && dtype < LG_NUM_DTYPES ? lg_dtype_name(dtype) : "unknown";
 }
 
-static bool is_dense(const lg_tensor *y) {
+bool lg_is_dense(const lg_tensor *t) {
     int64_t stride = 1;
-    for (int32_t i = y->ndim - 1; i >= 0; stride *= y->shape[i--])
-        if (y->shape[i] != 1 && y->stride[i] != stride) return false;
+    for (int32_t i = t->ndim - 1; i >= 0; stride *= t->shape[i--])
+        if (t->shape[i] > 1 && t->stride[i] != stride) return false;
     return true;
 }
 
@@ -283,7 +283,7 @@ lg_status lg_file_read(lg_context *ctx, const lg_file *file, int64_t index, lg_t
                        t->name, (int)y->device);
     int64_t n, wanted;
     if (y->ndim < 0 || y->ndim > LG_MAX_DIMS || !lg_shape_elements(y->shape, y->ndim, &n) ||
-        !lg_shape_elements(t->shape, t->ndim, &wanted) || n != wanted || (n > 0 && !is_dense(y)))
+        !lg_shape_elements(t->shape, t->ndim, &wanted) || n != wanted || (n > 0 && !lg_is_dense(y)))
         return lg_fail(
             ctx, LG_EINVAL,
             "%s: the tensor to read %s into has another number of elements or is not dense",

@@ -20,6 +20,8 @@ lg_status lg_gguf_read(lg_context *ctx, lg_file *file);
 
 /* Elements of a shape; false when a dimension is negative or the product passes INT64_MAX. */
 bool lg_shape_elements(const int64_t *shape, int32_t ndim, int64_t *n);
+/* Whether a tensor's elements lie end to end. */
+bool lg_is_dense(const lg_tensor *t);
 
 /* For qsort: pointers to directory entries, by where their data begins, then by size. */
 int lg_file_by_place(const void *a, const void *b);

@@ -36,6 +36,19 @@ function M.encode_row(path, row, tokenizer, text_or_messages, generation)
   return (M.encode(tokenizer, text_or_messages, generation))
 end
 
+--- What is wrong with a prompt that leaves no room for its completion; nil where it fits.
+---@param ids integer[]
+---@param longest integer  tokens of a completion
+---@param context integer  tokens that both must fit into
+---@return string|nil
+function M.too_long(ids, longest, context)
+  if #ids + longest > context then
+    local text = "column `prompt` has %s and max_completion_length is %d, wanted at most "
+      .. "%d together"
+    return text:format(column.count(#ids, "token"), longest, context)
+  end
+end
+
 --- Prompts of a file: each row with `prompt` (text or messages) or `messages`, its other columns
 --- kept, and `ids`.
 ---@param path string
@@ -53,10 +66,8 @@ function M.load(path, tokenizer, limits)
     local problem = check and check(row)
     if #row.ids == 0 then
       problem = "column `prompt` is empty, wanted at least one token"
-    elseif #row.ids + longest > context then
-      problem = (
-        "column `prompt` has %s and max_completion_length is %d, wanted at most %d together"
-      ):format(column.count(#row.ids, "token"), longest, context)
+    else
+      problem = M.too_long(row.ids, longest, context) or problem
     end
     if problem then
       column.fail(path, row, "%s", problem)

@@ -1,4 +1,5 @@
 -- The optimiser and its learning rates, as the options that every recipe has say.
+local config_module = require("liger.train.config")
 local optim = require("liger.optim")
 
 local M = {}
@@ -16,14 +17,10 @@ function M.new(model, config, schedule)
     max_grad_norm = config.max_grad_norm, seed = config.seed,
     states = config.optim == "adamw_bf16" and "bf16" or "f32",
   })
-  local options = {
+  return optimizer, optim.schedule(config.lr_scheduler_type, config_module.merge({
     lr = config.learning_rate, steps = config.max_steps, warmup = config.warmup_steps,
     decay_steps = math.floor(0.3 * config.max_steps),
-  }
-  for key, value in pairs(schedule or {}) do
-    options[key] = value
-  end
-  return optimizer, optim.schedule(config.lr_scheduler_type, options)
+  }, schedule or {}))
 end
 
 return M

@@ -106,14 +106,9 @@ local function check_prompts(task, config)
   local longest = config.max_completion_length
   local context = task.model.config.max_position_embeddings or math.huge
   for _, s in ipairs(task.train) do
-    local problem
-    if not s.row.prompt then
-      problem = "column `prompt` is missing, wanted what to complete, or --lmbda 0"
-    elseif #s.ids + longest > context then
-      problem = (
-        "column `prompt` has %s and max_completion_length is %d, wanted at most %d together"
-      ):format(column.count(#s.ids, "token"), longest, context)
-    end
+    local problem = not s.row.prompt
+        and "column `prompt` is missing, wanted what to complete, or --lmbda 0"
+      or prompts.too_long(s.ids, longest, context)
     if problem then
       column.fail(config.data, s.row, "%s", problem)
     end
